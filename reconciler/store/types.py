@@ -1,0 +1,86 @@
+"""Column types that mean the same on both databases.
+
+Knows nothing of tables, connections or clocks.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from reconciler.errors import DatabaseInvalid, InvalidInput
+
+# Canonical JSON (core/canonical.py): text on both databases, never jsonb, so that what comes back is what went in.
+JsonText: Final = sa.Text
+
+# Ids compare by code point: PostgreSQL needs the "C" collation for that, SQLite's BINARY compares UTF-8 bytes already.
+IdText: Final[TypeEngine[str]] = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def utc_text(value: datetime) -> str:
+    """Return *value* as fixed-width UTC text, so that comparing texts compares instants.
+
+    Raises:
+        InvalidInput: *value* is naive, or its UTC instant is outside the years 1 to 9999.
+    """
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidInput(f"cannot store the time {value.isoformat()}: it has no time zone", hint="give an aware time")
+    try:
+        instant = value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"cannot store the time {value.isoformat()}: its UTC instant has no year 1 to 9999") from None
+    return instant.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def utc_from_text(text: str) -> datetime:
+    """Return the aware UTC instant of a text that `utc_text` wrote.
+
+    Raises:
+        DatabaseInvalid: the column holds something else.
+    """
+    try:
+        value = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise DatabaseInvalid(f'cannot read the time "{text}": expected YYYY-MM-DDTHH:MM:SS.ffffffZ') from None
+    if value.tzinfo is None:
+        raise DatabaseInvalid(f'cannot read the time "{text}": it has no time zone')
+    return value.astimezone(UTC)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC instant: ``timestamptz`` on PostgreSQL, ``YYYY-MM-DDTHH:MM:SS.ffffffZ`` text on SQLite.
+
+    Naive times are refused on both (InvalidInput): they would mean another instant on each machine.
+    """
+
+    impl = sa.DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type that the database stores."""
+        # Differs on SQLite because it has no time type: text of fixed width sorts as instants do.
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
+        return dialect.type_descriptor(sqlite.TEXT())
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """Return what the driver takes."""
+        if value is None:
+            return None
+        text = utc_text(value)
+        return value.astimezone(UTC) if dialect.name == "postgresql" else text
+
+    def process_literal_param(self, value: datetime | None, dialect: Dialect) -> str:
+        """Return the value as an SQL literal."""
+        return "NULL" if value is None else f"'{utc_text(value)}'"
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """Return the stored instant, aware and in UTC."""
+        if value is None:
+            return None
+        return value.astimezone(UTC) if isinstance(value, datetime) else utc_from_text(value)
