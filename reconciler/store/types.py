@@ -84,3 +84,29 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.astimezone(UTC) if isinstance(value, datetime) else utc_from_text(value)
+
+
+# STRICT tables on SQLite know INTEGER, TEXT, REAL and BLOB only; its INTEGER holds 64 bits.
+BigInt: Final[TypeEngine[int]] = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+Real: Final[TypeEngine[float]] = sa.Double().with_variant(sa.REAL(), "sqlite")
+
+
+class Flag(TypeDecorator[bool]):
+    """A boolean: ``boolean`` on PostgreSQL, ``INTEGER`` 0 or 1 on SQLite, whose STRICT tables have no boolean."""
+
+    impl = sa.Boolean
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type that the database stores."""
+        return dialect.type_descriptor(sa.Boolean() if dialect.name == "postgresql" else sa.Integer())
+
+    def process_bind_param(self, value: bool | None, dialect: Dialect) -> Any:
+        """Return what the driver takes."""
+        if value is None:
+            return None
+        return bool(value) if dialect.name == "postgresql" else int(bool(value))
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        """Return the stored truth value."""
+        return None if value is None else bool(value)
