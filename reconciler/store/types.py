@@ -33,7 +33,7 @@ def utc_text(value: datetime) -> str:
     try:
         instant = value.astimezone(UTC)
     except OverflowError:
-        raise InvalidInput(f"cannot store the time {value.isoformat()}: its UTC instant has no year 1 to 9999") from None
+        raise InvalidInput(f"cannot store the time {value.isoformat()}: not in the years 1 to 9999") from None
     return instant.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
