@@ -407,7 +407,7 @@ def create_statements(dialect: str) -> list[str]:
 
 def drop_statements() -> list[str]:
     """Return ``DROP VIEW IF EXISTS`` for every public view, the same on both databases."""
-    return [f"DROP VIEW IF EXISTS {name}" for name in reversed(VIEWS)]
+    return [f"DROP VIEW IF EXISTS {name}" for name in reversed(tuple(VIEWS))]
 
 
 def _selectable(view: View) -> sa.TableClause:
