@@ -304,6 +304,9 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
+# The reason of a release by a runner that can't do this work: the row waits with backoff and shows as blocked.
+END_CAPABILITY_MISSING: Final = "capability_missing"
+
 # --- row facts and decisions ---------------------------------------------------------------------------------------
 
 
@@ -322,6 +325,12 @@ class AttemptFacts:
     end: AttemptEnd | None = None
     # Of ``fail``.
     retryable: bool | None = None
+    # What ``release`` or ``park`` gave as the reason; END_CAPABILITY_MISSING is one that the policy knows.
+    end_reason: str | None = None
+    # Between two beats of its owner, in seconds; None reads as the limits' ``beat_s``.
+    beat_s: float | None = None
+    # Its provider error is in the row's counter already: an attempt counts at most one.
+    provider_error_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +354,18 @@ class SubmissionFacts:
     # A person released a hold since the last decision; ``hold_released_reason`` is the hold's reason.
     hold_released: bool = False
     hold_released_reason: str | None = None
+    # An operator asked for a retry since the last decision: its backoff is over.
+    retried: bool = False
     parked_until: datetime | None = None
     unparked: bool = False
     pending_calls: tuple[str, ...] = ()
     leaf_moved_at: datetime | None = None
     current_attempt: AttemptFacts | None = None
+    # The last one that ended, begun or not.
     last_attempt: AttemptFacts | None = None
+    # How the last attempt ended that had begun: an input left by a clean end of it was left cleanly, whatever
+    # attempts came to nothing since.
+    last_begun_end: AttemptEnd | None = None
     # The current attempt's owner is proven dead (contract section 4, leases).
     owner_dead: bool = False
     # False where this process may not judge an ended lease yet (its connection is younger than two beats).
@@ -385,7 +400,9 @@ class Decision:
     """What is done, why, and what the row will say.
 
     ``advice`` is set where the session is mirrored and ``action`` is ADVISE: the action that would be taken in a native
-    session. ``attempt_end`` is set where a current attempt is fenced off by this decision.
+    session (``outcome`` and ``mode`` are then the advised ones). ``attempt_end`` is set where a current attempt is
+    fenced off by this decision. ``counters`` is None where they stay as they are. ``not_before`` is set for every
+    REQUEUE (the decision's own instant where there is no backoff), for nothing else. ``detail`` is a text for people.
     """
 
     action: DecisionAction
@@ -400,6 +417,33 @@ class Decision:
     reconcile_at: datetime | None = None
     evidence: tuple[str, ...] = ()
     detail: str | None = None
+    # Beginning the attempt that it leads to costs one redispatch (spent by ``begin``, not by the decision).
+    spends_redispatch: bool = False
+    # The attempt whose provider error ``counters`` counts for the first time: mark it, so that it is counted once.
+    provider_error_attempt_id: str | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the row changes. A WAIT that is not written still pushes ``reconcile_at`` on."""
+        return self.action is not DecisionAction.WAIT or self.attempt_end is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the row is held by it, in a mirrored session too. Any other written decision but WAIT ends a hold."""
+        return DecisionAction.HOLD in (self.action, self.advice)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOnRecord:
+    """A row's last decision, as far as it is needed to tell whether it stands."""
+
+    action: DecisionAction
+    reason: Reason
+    # The revision of the row that it wrote, and the session's version that was inspected for it.
+    revision: int
+    session_version: int
+    # The inspection's; None for an admission.
+    detail: Detail | None = None
 
 
 # --- what a runner appends -----------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from reconciler.errors import IllegalTransition
 
 
 class SubmissionStatus(StrEnum):
-    """Where a submission stands. A hold is no status of its own: ``held_at`` stands beside ``queued`` or ``waiting``."""
+    """Where a submission stands. A hold is no status: ``held_at`` stands beside ``queued`` or ``waiting``."""
 
     # Entered by admission and import, and whenever an attempt ends without an outcome; left by a claim (to running) or
-    # by a settlement. May last: until claimed, which waits for a standing decision, backoff and its place in the session.
+    # by a settlement. Lasts until claimed, which waits for a standing decision, backoff and its place in the session.
     QUEUED = "queued"
     # Entered by a claim; left when the attempt ends. Lasts as long as its runner beats.
     RUNNING = "running"
@@ -158,6 +158,7 @@ class Reason(StrEnum):
     SOURCE_NOT_QUIET = "source_not_quiet"
     OWNER_UNJUDGED = "owner_unjudged"
     HELD = "held"
+    ALREADY_SETTLED = "already_settled"
     # adopt
     SETTLEMENT_FOUND = "settlement_found"
     # settle
@@ -182,6 +183,7 @@ class Reason(StrEnum):
     PROVIDER_RETRY = "provider_retry"
     REDISPATCH = "redispatch"
     CLEAN_RELEASE = "clean_release"
+    CAPABILITY_MISSING = "capability_missing"
     APPROVED = "approved"
     # hold
     INTEGRITY_HOLD = "integrity_hold"

@@ -311,6 +311,8 @@ attempts = Table(
     Column("end_reason", Text),
     Column("error", JsonText),
     Column("retryable", Flag),
+    # Its provider error is in the submission's counter: an attempt counts at most one, however often it is decided on.
+    Column("provider_error_counted", Flag, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("session_id", "attempt_id"),
     CheckConstraint(f"end_kind IS NULL OR {_one_of('end_kind', AttemptEnd)}", name="end_kind"),
     CheckConstraint("(ended_at IS NULL) = (end_kind IS NULL)", name="ended_at"),
