@@ -1,0 +1,473 @@
+"""Follow-up hints: a closed table of "this field says so, that command goes on from there" (contract 3.5).
+
+Hints are receipts: each carries the value that fired it, and no rule has a threshold of its own. Rules read payloads as
+they leave dispatch and know nothing of queries, databases or transports. Payloads are judged as they come: a rule that
+meets something else than what it reads does not fire, and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from reconciler.core.refine import RefineVerdict
+from reconciler.core.states import DecisionAction, Reason
+
+MAX_FOLLOWUP_HINTS: Final = 2
+FOLLOWUP_KEY: Final = "followUp"
+
+Payload = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowupHintRule:
+    """One row of the table.
+
+    ``field`` names what ``fire`` reads, with dots into objects and into the objects of lists. ``fire`` returns the
+    trigger's value, or None where the rule does not apply; ``message`` gets that value and the payload.
+    """
+
+    for_tool: str
+    tool: str
+    field: str
+    fire: Callable[[Payload], Any]
+    message: Callable[[Any, Payload], str]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowupHint:
+    """A rule that fired: the tool to go on with, the field and value that say so, and the text."""
+
+    tool: str
+    trigger: Mapping[str, Any]
+    message: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the hint as it stands in a payload."""
+        return {"tool": self.tool, "trigger": dict(self.trigger), "message": self.message}
+
+
+# --- reading a payload ---------------------------------------------------------------------------------------------
+
+# JSON readers elsewhere keep whole numbers up to here; a payload with more is malformed.
+_COUNT_MAX: Final = 2**63 - 1
+
+
+def _values(payload: Payload, field: str) -> list[Any]:
+    """Return every value that *field* names: dots lead into objects, and through lists into each of their objects."""
+    found: list[Any] = [payload]
+    for name in field.split("."):
+        step: list[Any] = []
+        for value in found:
+            if isinstance(value, Mapping) and name in value:
+                inner = value[name]
+                step.extend(inner if isinstance(inner, list) else [inner])
+        found = step
+    return found
+
+
+def _count(value: Any) -> int | None:
+    """Return *value* if it counts at least one of something."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _COUNT_MAX:
+        return value
+    return None
+
+
+def _counts(field: str) -> Callable[[Payload], int | None]:
+    """Fire where the field's numbers count at least one; the value is their sum."""
+
+    def fire(payload: Payload) -> int | None:
+        return _count(sum(count for value in _values(payload, field) if (count := _count(value)) is not None))
+
+    return fire
+
+
+def _listed(field: str) -> Callable[[Payload], int | None]:
+    """Fire where the lists that the field names have members; the value is their number."""
+
+    def fire(payload: Payload) -> int | None:
+        return _count(sum(1 for value in _values(payload, field) if value is not None))
+
+    return fire
+
+
+def _texts(field: str) -> Callable[[Payload], list[str] | None]:
+    """Fire where the field names texts; the value is the list of them, as they stand."""
+
+    def fire(payload: Payload) -> list[str] | None:
+        return [value for value in _values(payload, field) if isinstance(value, str) and value] or None
+
+    return fire
+
+
+def _one_of(field: str, words: Iterable[str]) -> Callable[[Payload], str | None]:
+    """Fire where the field is one of *words*; the value is the first that is."""
+    wanted = frozenset(words)
+
+    def fire(payload: Payload) -> str | None:
+        return next(
+            (str(value) for value in _values(payload, field) if isinstance(value, str) and value in wanted), None
+        )
+
+    return fire
+
+
+def _true(field: str) -> Callable[[Payload], bool | None]:
+    def fire(payload: Payload) -> bool | None:
+        return True if any(value is True for value in _values(payload, field)) else None
+
+    return fire
+
+
+def _schema_behind(payload: Payload) -> dict[str, str | None] | None:
+    """Fire where the schema found is not the one needed; the value is both."""
+    for schema in _values(payload, "schema"):
+        if isinstance(schema, Mapping) and {"found", "needed"} <= schema.keys():
+            found, needed = schema["found"], schema["needed"]
+            if isinstance(needed, str) and (found is None or isinstance(found, str)) and found != needed:
+                return {"found": found, "needed": needed}
+    return None
+
+
+def _epoch_spent(payload: Payload) -> int | None:
+    """Fire where an open epoch has used its whole budget; the value is what it used."""
+    used, most = payload.get("used"), payload.get("max")
+    if payload.get("open") is True and _count(used) is not None and used == most:
+        return _count(used)
+    return None
+
+
+def _failed_checks(name: str) -> Callable[[Payload], str | None]:
+    """Fire where the check *name* of the doctor did not pass; the value is its status."""
+
+    def fire(payload: Payload) -> str | None:
+        for check in _values(payload, "checks"):
+            if isinstance(check, Mapping) and check.get("name") == name:
+                status = check.get("status")
+                if isinstance(status, str) and status != "ok":
+                    return status
+        return None
+
+    return fire
+
+
+def _many(count: int, one: str, more: str | None = None) -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {more or one + 's'}"
+
+
+def _some(texts: list[str]) -> str:
+    """Return the texts in a row, the first three of them where there are more."""
+    shown = ", ".join(texts[:3])
+    return shown if len(texts) <= 3 else f"{shown} and {len(texts) - 3} more"
+
+
+# Terminal or coming outcomes whose cause is a budget that ran out.
+_SPENT: Final = (
+    Reason.ATTEMPTS_EXHAUSTED,
+    Reason.NEVER_BEGUN,
+    Reason.PROVIDER_ERRORS_EXHAUSTED,
+    Reason.UNCERTAIN_EXHAUSTED,
+    Reason.RELEASES_EXHAUSTED,
+)
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+# Order is rank: of the rules of one tool the first two that fire are shown.
+FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
+    # status
+    FollowupHintRule(
+        "status",
+        "db upgrade",
+        "schema",
+        _schema_behind,
+        lambda value, _p: f"the database has schema {value['found'] or 'none'}, this program needs {value['needed']}",
+    ),
+    FollowupHintRule(
+        "status",
+        "list",
+        "quarantined_sessions",
+        _counts("quarantined_sessions"),
+        lambda value, _p: (
+            f"{_many(value, 'session')} in quarantine: a person has to release, settle or abort what is held"
+        ),
+    ),
+    FollowupHintRule(
+        "status",
+        "list",
+        "overdue",
+        _counts("overdue"),
+        lambda value, _p: f"{_many(value, 'submission')} claimable for too long: is a runner up?",
+    ),
+    FollowupHintRule(
+        "status",
+        "list",
+        "blocked",
+        _counts("blocked"),
+        lambda value, _p: f"{_many(value, 'submission')} blocked: no runner has had the capability they need",
+    ),
+    FollowupHintRule(
+        "status",
+        "doctor",
+        "silent_instances",
+        _counts("silent_instances"),
+        lambda value, _p: f"{_many(value, 'instance')} gone silent without a goodbye",
+    ),
+    FollowupHintRule(
+        "status",
+        "schedule",
+        "missed_slots",
+        _counts("missed_slots"),
+        lambda value, _p: f"{_many(value, 'schedule slot')} missed",
+    ),
+    # once
+    FollowupHintRule(
+        "once",
+        "list",
+        "held",
+        _counts("held"),
+        lambda value, _p: f"this pass held {_many(value, 'submission')} for a person",
+    ),
+    FollowupHintRule(
+        "once",
+        "once",
+        "conflicts",
+        _counts("conflicts"),
+        lambda value, _p: (
+            f"{_many(value, 'row')} changed under this pass and stayed as they were: a further pass takes them"
+        ),
+    ),
+    FollowupHintRule(
+        "once",
+        "once",
+        "locked",
+        _counts("locked"),
+        lambda value, _p: f"{_many(value, 'row')} locked by others: a further pass takes them",
+    ),
+    FollowupHintRule(
+        "once",
+        "list",
+        "settled.failed",
+        _counts("settled.failed"),
+        lambda value, _p: f"this pass settled {_many(value, 'submission')} as failed",
+    ),
+    # list
+    FollowupHintRule(
+        "list",
+        "explain",
+        "submissions.held_reason",
+        _texts("submissions.held_reason"),
+        lambda value, _p: f"{_many(len(value), 'submission')} held ({_some(sorted(set(value)))})",
+    ),
+    FollowupHintRule(
+        "list",
+        "explain",
+        "submissions.reason",
+        _one_of("submissions.reason", (Reason.CRASH_LOOP,)),
+        lambda _v, _p: "a submission crashed its attempts in a row; the explanation names the call in flight",
+    ),
+    FollowupHintRule(
+        "list",
+        "list",
+        "next_page",
+        lambda payload: value if isinstance(value := payload.get("next_page"), str) and value else None,
+        lambda _v, _p: "there are more rows: pass next_page on as the page to start from",
+    ),
+    # explain
+    FollowupHintRule(
+        "explain",
+        "release",
+        "next.action",
+        _one_of("next.action", (DecisionAction.HOLD,)),
+        lambda _v, _p: "it waits for a person: release it, settle it or abort it",
+    ),
+    FollowupHintRule(
+        "explain",
+        "resolve",
+        "inspection.unresolved_tool_calls",
+        _texts("inspection.unresolved_tool_calls"),
+        lambda value, _p: f"what became of {_many(len(value), 'tool call')} is unknown ({_some(value)})",
+    ),
+    FollowupHintRule(
+        "explain",
+        "show",
+        "decisions.reason",
+        _one_of("decisions.reason", (Reason.CRASH_LOOP,)),
+        lambda _v, _p: "its attempts crashed in a row without progress: see what the last call was",
+    ),
+    FollowupHintRule(
+        "explain",
+        "retry",
+        "decisions.reason",
+        _one_of("decisions.reason", _SPENT),
+        lambda value, _p: (
+            f"a budget is spent ({value}): retry grants one more attempt, or names the way to submit it again"
+        ),
+    ),
+    # show
+    FollowupHintRule(
+        "show",
+        "explain",
+        "submissions.held_reason",
+        _texts("submissions.held_reason"),
+        lambda value, _p: f"the session is in quarantine ({_some(sorted(set(value)))})",
+    ),
+    FollowupHintRule(
+        "show",
+        "resolve",
+        "open_calls",
+        _listed("open_calls"),
+        lambda value, _p: f"{_many(value, 'tool call')} without a result",
+    ),
+    # inspect
+    FollowupHintRule(
+        "inspect",
+        "import",
+        "files.problems",
+        _listed("files.problems"),
+        lambda value, _p: (
+            f"{_many(value, 'problem')} in these files: an import keeps what can be kept and lists each by line"
+        ),
+    ),
+    FollowupHintRule(
+        "inspect",
+        "import",
+        "files.submissions.unresolved_tool_calls",
+        _texts("files.submissions.unresolved_tool_calls"),
+        lambda value, _p: (
+            f"{_many(len(value), 'tool call')} without a result ({_some(value)}): nothing runs them again"
+        ),
+    ),
+    # import
+    FollowupHintRule(
+        "import",
+        "inspect",
+        "files.problems",
+        _listed("files.problems"),
+        lambda value, _p: f"{_many(value, 'problem')} in these files, each listed by line",
+    ),
+    FollowupHintRule(
+        "import",
+        "list",
+        "files.submissions.integrity",
+        _texts("files.submissions.integrity"),
+        lambda value, _p: f"{_many(len(value), 'submission')} in a damaged record ({_some(sorted(set(value)))})",
+    ),
+    # refine
+    FollowupHintRule(
+        "refine gate",
+        "refine close",
+        "verdict",
+        _one_of("verdict", (RefineVerdict.BUDGET_EXHAUSTED,)),
+        lambda _v, _p: "the epoch's budget is used up: close it and open the next one",
+    ),
+    FollowupHintRule(
+        "refine gate",
+        "refine history",
+        "verdict",
+        _one_of("verdict", (RefineVerdict.SKIPPED_REJECTED,)),
+        lambda _v, _p: "this edit was rejected before and cost nothing: the history has its worst drop",
+    ),
+    FollowupHintRule(
+        "refine gate",
+        "refine close",
+        "may_stop_early",
+        _true("may_stop_early"),
+        lambda _v, _p: "the floor is reached: the epoch may be closed before its budget is used up",
+    ),
+    FollowupHintRule(
+        "refine status",
+        "refine close",
+        "used",
+        _epoch_spent,
+        lambda value, _p: f"the open epoch has used all {value} of its edits",
+    ),
+    # schedule
+    FollowupHintRule(
+        "schedule",
+        "once",
+        "jobs.missed",
+        _counts("jobs.missed"),
+        lambda value, _p: f"{_many(value, 'slot')} missed: a pass catches up",
+    ),
+    # doctor
+    FollowupHintRule(
+        "doctor",
+        "db upgrade",
+        "checks",
+        _failed_checks("schema"),
+        lambda _v, _p: "the schema is not the one that this program needs",
+    ),
+    FollowupHintRule(
+        "doctor",
+        "status",
+        "checks",
+        _failed_checks("instances"),
+        lambda _v, _p: "an instance has gone silent: its work is due once its leases end",
+    ),
+    FollowupHintRule(
+        "doctor",
+        "schedule",
+        "checks",
+        _failed_checks("schedule"),
+        lambda _v, _p: "a schedule slot was missed",
+    ),
+)
+
+
+# --- the evaluator -------------------------------------------------------------------------------------------------
+
+
+def followup_hints(tool_name: str, payload: Any) -> tuple[FollowupHint, ...]:
+    """Return the hints of the first rules of *tool_name* that fire on *payload*, at most ``MAX_FOLLOWUP_HINTS``.
+
+    A payload that is no mapping has none.
+    """
+    hints: list[FollowupHint] = []
+    if not isinstance(payload, Mapping):
+        return ()
+    for rule in FOLLOWUP_HINT_RULES:
+        if rule.for_tool != tool_name or len(hints) == MAX_FOLLOWUP_HINTS:
+            continue
+        value = rule.fire(payload)
+        if value is not None:
+            hints.append(FollowupHint(rule.tool, {"field": rule.field, "value": value}, rule.message(value, payload)))
+    return tuple(hints)
+
+
+def with_followup_hints(tool_name: str, payload: Any) -> Any:
+    """Return *payload* itself where no rule fires, else a shallow copy with the hints under ``followUp``."""
+    hints = followup_hints(tool_name, payload)
+    if not hints:
+        return payload
+    return {**payload, FOLLOWUP_KEY: [hint.as_dict() for hint in hints]}
+
+
+def check_rules(
+    fields_by_tool: Mapping[str, Collection[str]], rules: Iterable[FollowupHintRule] = FOLLOWUP_HINT_RULES
+) -> tuple[str, ...]:
+    """Return what is wrong with *rules* where tools and their payload fields are *fields_by_tool*; nothing is right.
+
+    Fields may be declared at the top (``next``) or deeper (``next.reason``). A field that is declared without any below
+    it stands for all that it holds.
+    """
+    faults: list[str] = []
+    for rule in rules:
+        where = f"hint of {rule.for_tool!r} on {rule.field!r}"
+        if rule.tool not in fields_by_tool:
+            faults.append(f"{where}: leads to the unknown tool {rule.tool!r}")
+        if rule.for_tool not in fields_by_tool:
+            faults.append(f"{where}: the tool is unknown")
+        elif not _declared(rule.field, frozenset(fields_by_tool[rule.for_tool])):
+            faults.append(f"{where}: the payload cannot have this field")
+    return tuple(faults)
+
+
+def _declared(field: str, declared: frozenset[str]) -> bool:
+    if field in declared:
+        return True
+    parent, _, _ = field.rpartition(".")
+    if not parent or any(name.startswith(f"{parent}.") for name in declared):
+        return False
+    return _declared(parent, declared)
