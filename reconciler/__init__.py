@@ -116,7 +116,7 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 }
 _MODULE_OF: Final = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = ["__version__", *_MODULE_OF]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
