@@ -438,7 +438,7 @@ def _read_call(found: object) -> OpenCall:
     data = _object(found, "calls_to_close")
     return OpenCall(
         entry_id=_string(_field(data, "entry_id"), "entry_id"),
-        position=_whole(_field(data, "position"), "position"),
+        position=_whole(_field(data, "position"), "resume plan: position"),
         call_id=_string(_field(data, "call_id"), "call_id"),
         dispatch=CallDispatch(_string(_field(data, "dispatch"), "dispatch")),
     )
@@ -450,12 +450,12 @@ def _read_sub_turn(found: object) -> SubTurnLoopPlan:
     return SubTurnLoopPlan(
         outcome=outcome,
         attempted=outcome in (SubTurnOutcome.ATTEMPTED_EMPTY, SubTurnOutcome.ATTEMPTED_ADDED),
-        partial_response_length=_whole(_field(data, "partial_response_length"), "partial_response_length"),
-        initial_fact_count=_whole(_field(data, "initial_fact_count"), "initial_fact_count"),
-        added_fact_count=_whole(_field(data, "added_fact_count"), "added_fact_count"),
+        partial_response_length=_whole(_field(data, "partial_response_length"), "resume plan: partial_response_length"),
+        initial_fact_count=_whole(_field(data, "initial_fact_count"), "resume plan: initial_fact_count"),
+        added_fact_count=_whole(_field(data, "added_fact_count"), "resume plan: added_fact_count"),
         rescore_tokens=_strings(_field(data, "rescore_tokens"), "rescore_tokens"),
         proposed_hints=_strings(_field(data, "proposed_hints"), "proposed_hints"),
-        budget_max=_whole(_field(data, "budget_max"), "budget_max"),
+        budget_max=_whole(_field(data, "budget_max"), "resume plan: budget_max"),
         reason=SubTurnReason(_string(_field(data, "reason"), "reason")),
         note=_string(_field(data, "note"), "note"),
     )
