@@ -1,4 +1,4 @@
-"""Whether the process behind an attempt is certainly dead, and whether this process may judge an ended lease.
+"""Whether the process behind an attempt is certainly dead, and how long to wait before its lease may be judged.
 
 The comparison is pure; reading /proc is apart from it. Knows nothing of databases. A proof needs no wait; anything that
 cannot be read proves nothing, and then only the lease counts (contract, section 4).
@@ -77,22 +77,12 @@ def proven_dead(
     return found != recorded.process_start
 
 
-def may_judge(
-    beat_s: float, lease_expires_at: datetime, *, connected_for_s: float, others_wrote_at: datetime | None
-) -> bool:
-    """Tell whether this process may take an ended lease for a runner that is gone.
-
-    After an outage of the database every lease has ended and every runner is well: its connection must have been up for
-    two beats of that attempt (*connected_for_s*, measured monotonically), so that a living runner would have renewed;
-    or somebody else wrote after the lease ended (*others_wrote_at*, by the database's clock), so there was no outage.
-    """
-    if connected_for_s >= 2 * beat_s:
-        return True
-    return others_wrote_at is not None and others_wrote_at > lease_expires_at
-
-
 def judge_wait_s(beat_s: float, *, connected_for_s: float) -> float:
-    """Return the seconds until this process may judge an attempt that beats every *beat_s*; 0 where it may already."""
+    """Return the seconds until this process may judge an attempt that beats every *beat_s*; 0 where it may already.
+
+    Its own connection must have been up for two beats (*connected_for_s*, measured monotonically); see
+    `reconciler.core.due.may_judge_lease`.
+    """
     return max(0.0, 2 * beat_s - connected_for_s)
 
 

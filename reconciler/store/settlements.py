@@ -1,0 +1,421 @@
+"""Guarded writes of decisions: whole batches, each row landing only where it is still the one that was inspected.
+
+A decision is one write: guard, markers, settlement entry, session version, submission row, attempt, decision row (I3,
+I11), and all of it or none. This file carries decisions out; it takes none, and knows nothing of inspections beyond
+what is recorded of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy.engine import Connection
+
+from reconciler.core.canonical import canonical_json
+from reconciler.core.model import (
+    KIND_MESSAGE,
+    KIND_SUBMISSION_SETTLED,
+    ROLE_TOOL_RESULT,
+    SETTLEMENT_ID_PREFIX,
+    Decision,
+    Inspection,
+    OpenCall,
+)
+from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, SubmissionStatus
+from reconciler.core.subturn import ResumePlan, marker_entry_id, marker_text
+from reconciler.errors import InvalidInput
+from reconciler.store import settlement_sql as sql
+from reconciler.store.dialect import is_postgresql
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A terminal outcome, and where its entry goes.
+
+    ``existing_entry_id`` names the settlement entry that is adopted: no entry is written then. ``parent_entry_id`` and
+    ``becomes_leaf`` follow the contract, section 4; `reconciler.service.resume.place_settlement` answers them.
+    ``calls_to_close`` are closed by markers that hang between the parent and the settlement; give none in mirrored or
+    damaged sessions. ``error`` is JSON text.
+    """
+
+    outcome: Outcome
+    reason: str
+    detail: str | None = None
+    answer_entry_id: str | None = None
+    # A daemon wrote it.
+    recovered: bool = True
+    # The attempt that it ends, or the last one.
+    attempt_id: str | None = None
+    evidence: tuple[str, ...] = ()
+    parent_entry_id: str | None = None
+    becomes_leaf: bool = False
+    calls_to_close: tuple[OpenCall, ...] = ()
+    error: str | None = None
+    existing_entry_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionWrite:
+    """One decision with its guard: what the row must still be, and what it becomes.
+
+    ``session_version``, ``revision``, ``attempt_id`` (the current one) and ``lease_expires_at`` (of that attempt) are
+    as inspected; a ``lease_expires_at`` of None asks for no lease: adoption, a forced settlement, or a runner that has
+    just proven its own.
+    """
+
+    session_id: str
+    submission_id: str
+    status: SubmissionStatus
+    session_version: int
+    revision: int
+    decision: Decision
+    attempt_id: str | None = None
+    lease_expires_at: datetime | None = None
+    # With SETTLE and ADOPT.
+    settlement: Settlement | None = None
+    # With REQUEUE, and with ADVISE to requeue.
+    plan: ResumePlan | None = None
+    # Recorded with the decision.
+    inspection: Inspection | None = None
+    decided_by: str | None = None
+    note: str | None = None
+    # A park that was answered: the answer is used up.
+    uses_unpark: bool = False
+    # For the attempt that ends: the digest of the call that ended it, so that a repeat is recognised.
+    end_digest: str | None = None
+    end_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A row that is left as it is, and is due later. Not a write in the sense of I12: the revision stays."""
+
+    session_id: str
+    submission_id: str
+    revision: int
+    reconcile_at: datetime | None
+
+
+class RefusedReason(StrEnum):
+    """Why a guarded write did not land."""
+
+    MISSING = "missing"
+    # It has its outcome.
+    SETTLED = "settled"
+    # The session's version is another one.
+    VERSION = "version"
+    # The row's revision is another one.
+    REVISION = "revision"
+    # Another attempt is current.
+    ATTEMPT = "attempt"
+    # The attempt's lease was renewed.
+    LEASE = "lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The write is in the transaction. ``settlement_entry_id`` is set where it settled."""
+
+    session_id: str
+    submission_id: str
+    settlement_entry_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was written for this one: the row is not the one that was inspected."""
+
+    session_id: str
+    submission_id: str
+    reason: RefusedReason
+
+
+def submission_settlement_entry_id(submission_id: str) -> str:
+    """Return the id of the settlement entry that we write for a submission."""
+    return SETTLEMENT_ID_PREFIX + submission_id
+
+
+def apply_decisions(
+    conn: Connection,
+    writes: Sequence[DecisionWrite],
+    *,
+    now: datetime,
+    pass_id: str | None = None,
+    pushes: Sequence[Push] = (),
+) -> list[Landed | Refused]:
+    """Write the decisions that still hold, in order of *writes*; push *pushes* on.
+
+    Call it in the transaction that holds the locks of the sessions, submissions and current attempts concerned, taken
+    in that order (`passes.scan_due`, `passes.lock_rows`; on SQLite the immediate transaction is the lock): the guard
+    compares what stands in the tables, and without the locks a beat could land beside it. At most one decision for a
+    submission, and for a native session, in one call; a mirrored session may have several.
+
+    *now* is the database's clock, read after the locks. One statement on PostgreSQL (and one more where a row was
+    refused, for the reason); on SQLite a constant number, whatever the number of rows.
+
+    Raises:
+        InvalidInput: a decision that writes nothing, a settlement without an outcome to write, or two for one row.
+        IntegrityError, DataError (of SQLAlchemy): a row can't be stored; the transaction is to be rolled back.
+    """
+    _check(writes)
+    if not writes and not pushes:
+        return []
+    if is_postgresql(conn):
+        landed = sql.write_postgresql(conn, _rows(writes, now, pass_id), _push_rows(pushes), now)
+    else:
+        landed = sql.write_sqlite(conn, _rows(writes, now, pass_id), _push_rows(pushes), now)
+    return _results(conn, writes, landed)
+
+
+def _check(writes: Sequence[DecisionWrite]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for write in writes:
+        name = f'submission "{write.submission_id}" of session "{write.session_id}"'
+        if (write.session_id, write.submission_id) in seen:
+            raise InvalidInput(f"cannot write two decisions at once for {name}")
+        seen.add((write.session_id, write.submission_id))
+        action = write.decision.action
+        if not write.decision.is_written:
+            raise InvalidInput(f"cannot write a decision to {action.value} for {name}: it changes nothing")
+        settles = action in (DecisionAction.SETTLE, DecisionAction.ADOPT)
+        if settles != (write.settlement is not None):
+            raise InvalidInput(f"cannot write a decision to {action.value} for {name}: the settlement does not fit it")
+
+
+def _results(conn: Connection, writes: Sequence[DecisionWrite], landed: set[tuple[str, str]]) -> list[Landed | Refused]:
+    missed = [write for write in writes if (write.session_id, write.submission_id) not in landed]
+    reasons = _refused_reasons(conn, missed) if missed else {}
+    results: list[Landed | Refused] = []
+    for write in writes:
+        key = (write.session_id, write.submission_id)
+        if key in landed:
+            results.append(Landed(*key, _settlement_entry_id(write)))
+        else:
+            results.append(Refused(*key, reasons[key]))
+    return results
+
+
+def _refused_reasons(conn: Connection, missed: Sequence[DecisionWrite]) -> dict[tuple[str, str], RefusedReason]:
+    found = {
+        (row.session_id, row.submission_id): row for row in sql.read_guards(conn, [_key(write) for write in missed])
+    }
+    reasons = {}
+    for write in missed:
+        row = found.get(_key(write))
+        if row is None:
+            reason = RefusedReason.MISSING
+        elif row.status == SubmissionStatus.SETTLED:
+            reason = RefusedReason.SETTLED
+        elif row.current_attempt_id != write.attempt_id:
+            reason = RefusedReason.ATTEMPT
+        elif row.revision != write.revision:
+            reason = RefusedReason.REVISION
+        elif row.version != write.session_version:
+            reason = RefusedReason.VERSION
+        else:
+            reason = RefusedReason.LEASE
+        reasons[_key(write)] = reason
+    return reasons
+
+
+def _key(write: DecisionWrite) -> tuple[str, str]:
+    return write.session_id, write.submission_id
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _settlement_entry_id(write: DecisionWrite) -> str | None:
+    if write.settlement is None:
+        return None
+    return write.settlement.existing_entry_id or submission_settlement_entry_id(write.submission_id)
+
+
+def _next_status(write: DecisionWrite) -> SubmissionStatus:
+    decision = write.decision
+    if decision.action in (DecisionAction.SETTLE, DecisionAction.ADOPT):
+        return SubmissionStatus.SETTLED
+    if write.status is SubmissionStatus.WAITING and decision.action is not DecisionAction.REQUEUE:
+        return SubmissionStatus.WAITING
+    return SubmissionStatus.QUEUED
+
+
+def _holds(write: DecisionWrite) -> str:
+    if write.decision.holds:
+        return sql.HOLD_SET
+    return sql.HOLD_KEEP if write.decision.action is DecisionAction.WAIT else sql.HOLD_CLEAR
+
+
+def _rows(writes: Sequence[DecisionWrite], now: datetime, pass_id: str | None) -> sql.Rows:
+    rows = sql.Rows()
+    offsets: dict[str, int] = {}
+    for write in writes:
+        offset = offsets.get(write.session_id, 0)
+        added = _add_entries(rows, write, offset)
+        offsets[write.session_id] = offset + added
+        rows.decisions.append(_decision_row(write, pass_id, added, offset + added))
+        _add_attempts(rows, write)
+    return rows
+
+
+def _add_entries(rows: sql.Rows, write: DecisionWrite, offset: int) -> int:
+    settlement = write.settlement
+    if settlement is None or settlement.existing_entry_id is not None:
+        return 0
+    parent = settlement.parent_entry_id
+    number = offset
+    for call in settlement.calls_to_close:
+        number += 1
+        marker_id = marker_entry_id(call.entry_id, call.position)
+        rows.entries.append(
+            sql.EntryRow(
+                session_id=write.session_id,
+                submission_id=write.submission_id,
+                number=number,
+                id=marker_id,
+                parent_id=parent,
+                kind=KIND_MESSAGE,
+                role=ROLE_TOOL_RESULT,
+                tool_call_id=call.call_id,
+                content="text",
+                payload=canonical_json({"dispatch": call.dispatch.value, "text": marker_text(call.dispatch)}),
+            )
+        )
+        parent = marker_id
+    number += 1
+    rows.entries.append(
+        sql.EntryRow(
+            session_id=write.session_id,
+            submission_id=write.submission_id,
+            number=number,
+            id=submission_settlement_entry_id(write.submission_id),
+            parent_id=parent,
+            kind=KIND_SUBMISSION_SETTLED,
+            role=None,
+            tool_call_id=None,
+            content="none",
+            payload=settlement_payload(settlement),
+        )
+    )
+    return number - offset
+
+
+def settlement_payload(settlement: Settlement) -> str:
+    """Return the canonical JSON that a settlement entry carries (see `facts.read_settlement`)."""
+    return canonical_json(
+        {
+            "answer_entry_id": settlement.answer_entry_id,
+            "attempt_id": settlement.attempt_id,
+            "detail": settlement.detail,
+            "error": settlement.error,
+            "evidence": list(settlement.evidence),
+            "outcome": settlement.outcome.value,
+            "reason": settlement.reason,
+            "recovered": settlement.recovered,
+        }
+    )
+
+
+def _add_attempts(rows: sql.Rows, write: DecisionWrite) -> None:
+    decision = write.decision
+    counted = decision.provider_error_attempt_id
+    if write.attempt_id is not None:
+        end = decision.attempt_end
+        if end is None:
+            # A row that is not running any more has no current attempt, whatever ended it.
+            end = AttemptEnd.SETTLED if write.settlement is not None else AttemptEnd.CRASHED
+        rows.attempts.append(
+            sql.AttemptRow(
+                session_id=write.session_id,
+                submission_id=write.submission_id,
+                attempt_id=write.attempt_id,
+                end_kind=end.value,
+                end_reason=write.end_reason,
+                end_digest=write.end_digest,
+                counted=counted == write.attempt_id,
+            )
+        )
+    if counted is not None and counted != write.attempt_id:
+        rows.attempts.append(
+            sql.AttemptRow(
+                session_id=write.session_id,
+                submission_id=write.submission_id,
+                attempt_id=counted,
+                end_kind=None,
+                end_reason=None,
+                end_digest=None,
+                counted=True,
+            )
+        )
+
+
+def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_number: int) -> sql.DecisionRow:
+    decision, settlement, inspection = write.decision, write.settlement, write.inspection
+    ends_attempt = write.attempt_id is not None
+    counters = decision.counters
+    return sql.DecisionRow(
+        session_id=write.session_id,
+        submission_id=write.submission_id,
+        guard_version=write.session_version,
+        guard_revision=write.revision,
+        guard_attempt=write.attempt_id,
+        guard_lease=write.lease_expires_at,
+        status=_next_status(write).value,
+        hold=_holds(write),
+        held_reason=decision.reason.value if decision.holds else None,
+        not_before=decision.not_before,
+        reconcile_at=None if settlement is not None else decision.reconcile_at,
+        plan=None if write.plan is None else write.plan.to_json(),
+        uses_unpark=write.uses_unpark,
+        crashes_in_row=None if counters is None else counters.crashes_in_row,
+        provider_errors=None if counters is None else counters.provider_errors,
+        outcome=None if settlement is None else settlement.outcome.value,
+        outcome_reason=None if settlement is None else settlement.reason,
+        outcome_detail=None if settlement is None else settlement.detail,
+        answer_entry_id=None if settlement is None else settlement.answer_entry_id,
+        settlement_entry_id=_settlement_entry_id(write),
+        recovered=None if settlement is None else settlement.recovered,
+        error=None if settlement is None else settlement.error,
+        added=added,
+        last_number=last_number,
+        new_leaf=submission_settlement_entry_id(write.submission_id)
+        if settlement is not None and settlement.becomes_leaf and added
+        else None,
+        pass_id=pass_id,
+        decided_by=write.decided_by,
+        action=decision.action.value,
+        advice=None if decision.advice is None else decision.advice.value,
+        reason=decision.reason.value,
+        gate=decision.gate,
+        state=None if inspection is None else inspection.state.value,
+        detail=None if inspection is None else inspection.detail.value,
+        decision_outcome=None if decision.outcome is None else decision.outcome.value,
+        attempt_id=write.attempt_id or (settlement.attempt_id if settlement is not None else None),
+        attempt_end=decision.attempt_end.value if ends_attempt and decision.attempt_end is not None else None,
+        evidence=canonical_json(list(decision.evidence)) if decision.evidence else None,
+        inspection=None if inspection is None else _inspection_json(inspection),
+        note=write.note or decision.detail,
+    )
+
+
+def _inspection_json(inspection: Inspection) -> str:
+    # What has no column of its own; empty parts are left out, so that the usual decision stays short.
+    found: dict[str, object] = {
+        "input_entry_id": inspection.input_entry_id,
+        "deciding_entry_id": inspection.deciding_entry_id,
+        "unresolved_tool_calls": list(inspection.unresolved_tool_calls),
+        "interior_open_calls": list(inspection.interior_open_calls),
+        "dispatch": [[entry, position, word.value] for (entry, position), word in inspection.dispatch.items()],
+        "stopped_by": inspection.stopped_by,
+        "unlogged_calls_possible": inspection.unlogged_calls_possible,
+        "integrity": inspection.integrity,
+        "problems": list(inspection.problems),
+    }
+    return canonical_json({name: value for name, value in found.items() if value})
+
+
+def _push_rows(pushes: Sequence[Push]) -> list[sql.PushRow]:
+    return [sql.PushRow(push.session_id, push.submission_id, push.revision, push.reconcile_at) for push in pushes]
