@@ -458,6 +458,8 @@ schedule_slots = Table(
     sqlite_strict=True,
 )
 
+# A round of candidate edits of one subject. The subject's newest epoch is the lock of all that the gate keeps of it:
+# whoever steps, closes, forgives or opens the next one holds that row first.
 refine_epochs = Table(
     "refine_epochs",
     metadata,
@@ -468,6 +470,13 @@ refine_epochs = Table(
     Column("budget_max", Integer, nullable=False),
     Column("budget_floor", Integer, nullable=False),
     Column("used", Integer, nullable=False, server_default=text("0")),
+    # Rows in refine_steps, those that cost nothing too.
+    Column("steps", BigInt, nullable=False, server_default=text("0")),
+    # The subject's rejected edits that aren't forgiven; right in its newest epoch, kept as it was in older ones.
+    Column("rejected_count", BigInt, nullable=False, server_default=text("0")),
+    # How many of them are kept; null for all. And how many were dropped for that, in this epoch.
+    Column("buffer_max", BigInt),
+    Column("evicted", BigInt, nullable=False, server_default=text("0")),
     Column("opened_at", UtcDateTime, nullable=False),
     Column("closed_at", UtcDateTime),
     PrimaryKeyConstraint("subject", "epoch"),
@@ -476,30 +485,39 @@ refine_epochs = Table(
         "used >= 0 AND used <= budget_max AND budget_floor >= 0 AND budget_floor <= budget_max", name="budget"
     ),
     CheckConstraint("best_score >= baseline_score", name="best_rises"),
+    CheckConstraint(
+        "epoch >= 1 AND steps >= used AND rejected_count >= 0 AND evicted >= 0"
+        " AND (buffer_max IS NULL OR (buffer_max >= 0 AND rejected_count <= buffer_max))",
+        name="counts",
+    ),
     Index("uq_refine_epochs_open", "subject", unique=True, **_partial("closed_at IS NULL")),
     sqlite_strict=True,
     **_UPDATED_IN_PLACE,
 )
 
+# What the gate said. A candidate that cost nothing leaves a row only where its caller gave a key to ask again by.
 refine_steps = Table(
     "refine_steps",
     metadata,
     Column("subject", Id, nullable=False),
     Column("epoch", BigInt, nullable=False),
     Column("number", BigInt, nullable=False),
-    Column("step_key", Id),
+    Column("step_key", Id, nullable=False),
     Column("edit_id", Id, nullable=False),
     Column("candidate_score", Real, nullable=False),
     Column("verdict", Text, nullable=False),
+    # After the step.
     Column("best_score", Real, nullable=False),
     Column("used", Integer, nullable=False),
+    # The rejected edit that had to give way to this one's rejection.
+    Column("evicted_edit_id", Id),
     Column("stepped_at", UtcDateTime, nullable=False),
     PrimaryKeyConstraint("subject", "epoch", "number"),
+    UniqueConstraint("subject", "step_key"),
     CheckConstraint(
         "verdict IN ('accepted', 'rejected', 'skipped_rejected', 'budget_exhausted')",
         name="verdict",
     ),
-    Index("uq_refine_steps_key", "subject", "step_key", unique=True, **_partial("step_key IS NOT NULL")),
     sqlite_strict=True,
 )
 
@@ -509,11 +527,18 @@ rejected_edits = Table(
     Column("subject", Id, nullable=False),
     Column("edit_id", Id, nullable=False),
     Column("worst_drop", Real, nullable=False),
+    # How often it was scored and rejected: more than once where it was forgiven in between.
     Column("count", BigInt, nullable=False),
     Column("first_at", UtcDateTime, nullable=False),
     Column("last_at", UtcDateTime, nullable=False),
+    # Set: it may be tried again. The row stays, so that the count and the worst drop do.
+    Column("forgiven_at", UtcDateTime),
     PrimaryKeyConstraint("subject", "edit_id"),
-    CheckConstraint("worst_drop >= 0", name="worst_drop"),
+    CheckConstraint("worst_drop >= 0 AND count >= 1", name="worst_drop"),
+    # Which one gives way in a bounded buffer: the mildest drop, of equal ones the one rejected longest ago.
+    Index(
+        "ix_rejected_edits_mildest", "subject", "worst_drop", "last_at", "edit_id", **_partial("forgiven_at IS NULL")
+    ),
     sqlite_strict=True,
 )
 
