@@ -311,7 +311,11 @@ def read_guards(conn: Connection, keys: Sequence[tuple[str, str]]) -> list[Guard
         )
         return [GuardRow(*row._tuple()) for row in found]
     found = conn.exec_driver_sql(_GUARDS_SQLITE, {"keys": json.dumps([list(key) for key in keys])})
-    return [GuardRow(*row[:8], lease_expires_at=None if row[8] is None else utc_from_text(row[8])) for row in found]
+    return [GuardRow(*row[:8], _instant(row[8])) for row in map(tuple[Any, ...], found)]
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else utc_from_text(text)
 
 
 _SUBMISSION_SQLITE: Final = (
