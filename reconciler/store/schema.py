@@ -42,7 +42,7 @@ NAMING: Final = {
 metadata: Final = MetaData(naming_convention=NAMING)
 
 # Rows that change in place get room on their page, so that PostgreSQL can update them without touching an index.
-_UPDATED_IN_PLACE: Final = {"postgresql_with": {"fillfactor": "80"}}
+_UPDATED_IN_PLACE: Final[dict[str, Any]] = {"postgresql_with": {"fillfactor": "80"}}
 
 
 def _one_of(column: str, words: Iterable[str]) -> str:
@@ -662,7 +662,7 @@ audit = Table(
 )
 
 # For queries on the hot path: the statuses as literals (see _partial).
-STATUS_QUEUED: Final = literal_column("'queued'")
-STATUS_RUNNING: Final = literal_column("'running'")
-STATUS_WAITING: Final = literal_column("'waiting'")
-STATUS_SETTLED: Final = literal_column("'settled'")
+STATUS_QUEUED: Final = literal_column("'queued'", Text())
+STATUS_RUNNING: Final = literal_column("'running'", Text())
+STATUS_WAITING: Final = literal_column("'waiting'", Text())
+STATUS_SETTLED: Final = literal_column("'settled'", Text())
