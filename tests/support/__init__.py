@@ -1,0 +1,1 @@
+"""What several tests share; nothing here is collected."""
