@@ -42,7 +42,7 @@ SELECT
   s.park_reason AS park_reason,
   s.reconcile_at AS reconcile_at,
   s.not_before AS not_before,
-  CASE WHEN s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') THEN s.not_before END AS claimable_from,
+  CASE WHEN s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND (s.deadline_at IS NULL OR s.deadline_at > statement_timestamp()) AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') THEN s.not_before END AS claimable_from,
   COALESCE(s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing', FALSE) AS is_blocked,
   s.decision_count AS decision_number,
   s.decision_action AS decision_action,
@@ -88,7 +88,7 @@ SELECT
   s.park_reason AS park_reason,
   s.reconcile_at AS reconcile_at,
   s.not_before AS not_before,
-  CASE WHEN s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') THEN s.not_before END AS claimable_from,
+  CASE WHEN s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND (s.deadline_at IS NULL OR s.deadline_at > (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') THEN s.not_before END AS claimable_from,
   COALESCE(s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing', FALSE) AS is_blocked,
   s.decision_count AS decision_number,
   s.decision_action AS decision_action,
@@ -137,7 +137,7 @@ LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
 LEFT JOIN attempts l ON l.session_id = s.session_id AND l.attempt_id = s.last_attempt_id
 WHERE s.status <> 'settled'
-  AND (s.held_at IS NOT NULL OR s.reconcile_at <= statement_timestamp() OR (s.status = 'running' AND a.lease_expires_at <= statement_timestamp()) OR (s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing') OR (s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') AND s.not_before <= statement_timestamp()))""",
+  AND (s.held_at IS NOT NULL OR s.reconcile_at <= statement_timestamp() OR (s.status = 'running' AND a.lease_expires_at <= statement_timestamp()) OR (s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing') OR (s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND (s.deadline_at IS NULL OR s.deadline_at > statement_timestamp()) AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') AND s.not_before <= statement_timestamp()))""",
         "sqlite": """\
 SELECT
   s.session_id AS session_id,
@@ -157,7 +157,7 @@ LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
 LEFT JOIN attempts l ON l.session_id = s.session_id AND l.attempt_id = s.last_attempt_id
 WHERE s.status <> 'settled'
-  AND (s.held_at IS NOT NULL OR s.reconcile_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z') OR (s.status = 'running' AND a.lease_expires_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) OR (s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing') OR (s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') AND s.not_before <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')))""",
+  AND (s.held_at IS NOT NULL OR s.reconcile_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z') OR (s.status = 'running' AND a.lease_expires_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) OR (s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing') OR (s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL AND (s.deadline_at IS NULL OR s.deadline_at > (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) AND e.origin = 'native' AND s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing' OR e.leaf_moved_version <= s.decision_version) AND NOT EXISTS (SELECT 1 FROM submissions b WHERE b.session_id = s.session_id AND b.ticket < s.ticket AND b.status <> 'settled') AND s.not_before <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')))""",
     },
     "v_settlements": {
         "postgresql": """\
@@ -404,7 +404,10 @@ SELECT
   (r.used >= r.budget_floor) AS may_stop_early,
   r.opened_at AS opened_at,
   r.closed_at AS closed_at,
-  (SELECT count(*) FROM rejected_edits x WHERE x.subject = r.subject) AS rejected_edits
+  r.rejected_count AS rejected_edits,
+  r.buffer_max AS buffer_max,
+  r.evicted AS evicted,
+  r.steps AS steps
 FROM refine_epochs r""",
         "sqlite": """\
 SELECT
@@ -420,7 +423,10 @@ SELECT
   (r.used >= r.budget_floor) AS may_stop_early,
   r.opened_at AS opened_at,
   r.closed_at AS closed_at,
-  (SELECT count(*) FROM rejected_edits x WHERE x.subject = r.subject) AS rejected_edits
+  r.rejected_count AS rejected_edits,
+  r.buffer_max AS buffer_max,
+  r.evicted AS evicted,
+  r.steps AS steps
 FROM refine_epochs r""",
     },
     "v_instances": {
@@ -761,9 +767,17 @@ def upgrade() -> None:
         sa.Column("budget_max", sa.Integer(), nullable=False),
         sa.Column("budget_floor", sa.Integer(), nullable=False),
         sa.Column("used", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("steps", COUNT, server_default=sa.text("0"), nullable=False),
+        sa.Column("rejected_count", COUNT, server_default=sa.text("0"), nullable=False),
+        sa.Column("buffer_max", COUNT, nullable=True),
+        sa.Column("evicted", COUNT, server_default=sa.text("0"), nullable=False),
         sa.Column("opened_at", INSTANT, nullable=False),
         sa.Column("closed_at", INSTANT, nullable=True),
         sa.CheckConstraint("best_score >= baseline_score", name=op.f("ck_refine_epochs_best_rises")),
+        sa.CheckConstraint(
+            "epoch >= 1 AND steps >= used AND rejected_count >= 0 AND evicted >= 0 AND (buffer_max IS NULL OR (buffer_max >= 0 AND rejected_count <= buffer_max))",
+            name=op.f("ck_refine_epochs_counts"),
+        ),
         sa.CheckConstraint(
             "used >= 0 AND used <= budget_max AND budget_floor >= 0 AND budget_floor <= budget_max",
             name=op.f("ck_refine_epochs_budget"),
@@ -785,27 +799,21 @@ def upgrade() -> None:
         sa.Column("subject", ID, nullable=False),
         sa.Column("epoch", COUNT, nullable=False),
         sa.Column("number", COUNT, nullable=False),
-        sa.Column("step_key", ID, nullable=True),
+        sa.Column("step_key", ID, nullable=False),
         sa.Column("edit_id", ID, nullable=False),
         sa.Column("candidate_score", REAL, nullable=False),
         sa.Column("verdict", TEXT, nullable=False),
         sa.Column("best_score", REAL, nullable=False),
         sa.Column("used", sa.Integer(), nullable=False),
+        sa.Column("evicted_edit_id", ID, nullable=True),
         sa.Column("stepped_at", INSTANT, nullable=False),
         sa.CheckConstraint(
             "verdict IN ('accepted', 'rejected', 'skipped_rejected', 'budget_exhausted')",
             name=op.f("ck_refine_steps_verdict"),
         ),
         sa.PrimaryKeyConstraint("subject", "epoch", "number", name=op.f("pk_refine_steps")),
+        sa.UniqueConstraint("subject", "step_key", name=op.f("uq_refine_steps_subject_step_key")),
         sqlite_strict=True,
-    )
-    op.create_index(
-        "uq_refine_steps_key",
-        "refine_steps",
-        ["subject", "step_key"],
-        unique=True,
-        sqlite_where=sa.text("step_key IS NOT NULL"),
-        postgresql_where=sa.text("step_key IS NOT NULL"),
     )
     op.create_table(
         "rejected_edits",
@@ -815,9 +823,18 @@ def upgrade() -> None:
         sa.Column("count", COUNT, nullable=False),
         sa.Column("first_at", INSTANT, nullable=False),
         sa.Column("last_at", INSTANT, nullable=False),
-        sa.CheckConstraint("worst_drop >= 0", name=op.f("ck_rejected_edits_worst_drop")),
+        sa.Column("forgiven_at", INSTANT, nullable=True),
+        sa.CheckConstraint("worst_drop >= 0 AND count >= 1", name=op.f("ck_rejected_edits_worst_drop")),
         sa.PrimaryKeyConstraint("subject", "edit_id", name=op.f("pk_rejected_edits")),
         sqlite_strict=True,
+    )
+    op.create_index(
+        "ix_rejected_edits_mildest",
+        "rejected_edits",
+        ["subject", "worst_drop", "last_at", "edit_id"],
+        unique=False,
+        sqlite_where=sa.text("forgiven_at IS NULL"),
+        postgresql_where=sa.text("forgiven_at IS NULL"),
     )
     op.create_table(
         "schedule_jobs",

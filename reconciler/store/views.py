@@ -70,8 +70,9 @@ def _spell(template: str, dialect: str) -> str:
     return text.replace("NOW()", "(strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')")
 
 
-# A decision stands while the row's revision is the one it wrote and the leaf was moved by appends only; admission and a
-# plan for an input that is missing stand at every version (contract section 2).
+# As core.due.decision_stands and is_claimable, which the claim itself asks: a decision stands while the row's revision
+# is the one it wrote and the leaf was moved by appends only; admission and a plan for an input that is missing stand at
+# every version.
 _STANDS: Final = (
     "s.revision = s.decision_revision AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing'"
     " OR e.leaf_moved_version <= s.decision_version)"
@@ -82,6 +83,7 @@ _IS_HEAD: Final = (
 )
 _CLAIMABLE: Final = (
     "s.status = 'queued' AND s.not_before IS NOT NULL AND s.held_at IS NULL AND s.abort_requested_at IS NULL"
+    " AND (s.deadline_at IS NULL OR s.deadline_at > NOW())"
     f" AND e.origin = 'native' AND {_STANDS} AND {_IS_HEAD}"
 )
 # What a runner says when it lacks a tool or a model that the work needs.
