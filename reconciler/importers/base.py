@@ -1,0 +1,303 @@
+"""What every importer gives back: core values, problems by line, and payloads handed to a sink as they are read.
+
+An importer reads one stream from front to back and never sees a database. Payloads are not kept: they go to a
+`PayloadSink` line by line, and each entry names the lines it was made of. What stays in memory is slim, whatever the
+size of the file.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+from reconciler.core.canonical import canonical_json
+from reconciler.core.model import SessionEntry
+from reconciler.errors import InvalidInput
+from reconciler.importers.reading import LINE_BYTES_MAX, LineReader, Progress, decode_line, id_fault, replacement_id
+
+# Problems kept with their text; further ones are only counted.
+PROBLEMS_MAX: Final = 1000
+
+NO_MODEL_ERROR_RETRY: Final = frozenset({400, 401, 403, 404, 405, 413, 414, 422})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the file that could not be taken as it stands. ``line`` is from 1; None where no line is meant."""
+
+    line: int | None
+    code: str
+    message: str
+
+
+class Problems:
+    """Problems in the order in which they were met, the first `PROBLEMS_MAX` of them with their text."""
+
+    def __init__(self, limit: int = PROBLEMS_MAX) -> None:
+        self._limit = limit
+        self._kept: list[Problem] = []
+        self.count = 0
+
+    def add(self, line: int | None, code: str, message: str) -> None:
+        """Note a problem."""
+        self.count += 1
+        if len(self._kept) < self._limit:
+            self._kept.append(Problem(line, code, message))
+
+    def listed(self) -> tuple[Problem, ...]:
+        """Return the kept problems by line, and one more that says how many there were beyond them."""
+        kept = sorted(self._kept, key=lambda problem: (problem.line is None, problem.line or 0))
+        if self.count > len(kept):
+            kept.append(Problem(None, "more_problems", f"{self.count - len(kept)} further problems are not listed"))
+        return tuple(kept)
+
+
+class PayloadSink(Protocol):
+    """Takes the payloads of a file while it is read."""
+
+    def payload(self, line: int, text: str) -> None:
+        """Take the canonical JSON of a line. Lines come in rising order, each at most once."""
+        ...
+
+    @property
+    def wants_payloads(self) -> bool:
+        """Return False where payloads are thrown away, so that nobody makes them."""
+        ...
+
+
+class NullSink:
+    """Throws payloads away: for looking at a file without keeping it."""
+
+    wants_payloads = False
+
+    def payload(self, line: int, text: str) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedEntry:
+    """An entry and what the file says beside it.
+
+    ``lines`` are the lines it was made of: its payload is their JSON, an array of them where there are several.
+    ``write_ahead`` is R12: None where it isn't known. ``written_at`` is the source's own time stamp, which decides
+    nothing.
+    """
+
+    entry: SessionEntry
+    lines: tuple[int, ...]
+    write_ahead: bool | None
+    written_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSubmission:
+    """A prompt that the file holds.
+
+    ``input_entry_id`` is its first canonical input; None for one that was accepted and never applied: then ``payload``
+    is its canonical JSON. ``is_pending`` marks the last one of the active path, and what still waits behind it.
+    """
+
+    submission_id: str
+    input_entry_id: str | None
+    kind: str = "prompt"
+    is_pending: bool = False
+    payload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedSession:
+    """One session, ready to be inspected or stored.
+
+    ``entries`` are sorted so that a parent comes before its children (save in a cycle). ``submissions`` are in the
+    order of admission. ``leaf_known_empty``: the source says that the active position is before the first entry.
+    ``response_may_grow``: the last response keeps no sign of its end, so its writer may still be at it. ``withdrawn``:
+    ids under which accepted prompts were listed earlier that have since become entries or were taken back.
+    """
+
+    session_id: str
+    entries: tuple[ImportedEntry, ...]
+    leaf_entry_id: str | None
+    leaf_known_empty: bool
+    submissions: tuple[ImportedSubmission, ...]
+    response_may_grow: bool = False
+    withdrawn: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What a file held. ``unknown`` and ``skipped`` count by kind: kept raw, and left out as no part of the DAG."""
+
+    format: str
+    format_version: str | None
+    sessions: tuple[ImportedSession, ...]
+    problems: tuple[Problem, ...]
+    problem_count: int
+    unknown: Mapping[str, int]
+    skipped: Mapping[str, int]
+    bytes_read: int
+    lines_read: int
+    digest: str
+    # Of the first bytes that an earlier import had read; None where it wasn't asked for or the file is shorter now.
+    prefix_digest: str | None = None
+
+
+class Importer(Protocol):
+    """Reads one format."""
+
+    format: str
+
+    def read(self, source: Source) -> ImportResult:
+        """Read the whole stream. Never raises for what stands in it."""
+        ...
+
+
+@dataclass(slots=True)
+class Source:
+    """What is read, and where its parts go. ``stem`` is the file's name without its ending, None for a pipe."""
+
+    stream: BinaryIO
+    stem: str | None = None
+    sink: PayloadSink = field(default_factory=NullSink)
+    progress: Progress | None = None
+    line_bytes_max: int = LINE_BYTES_MAX
+    prefix_bytes: int | None = None
+
+    @classmethod
+    def of_path(cls, stream: BinaryIO, path: Path, **more: Any) -> Source:
+        """Return the source for an opened file."""
+        return cls(stream, path.stem, **more)
+
+
+class Reading:
+    """The part of reading that the formats share: lines in, objects out, everything odd noted."""
+
+    def __init__(self, source: Source) -> None:
+        self.problems = Problems()
+        self.unknown: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self._sink = source.sink
+        self._keeps = source.sink.wants_payloads
+        self.reader = LineReader(
+            source.stream,
+            line_bytes_max=source.line_bytes_max,
+            progress=source.progress,
+            prefix_bytes=source.prefix_bytes,
+        )
+        # Whether the last line was torn off in the middle.
+        self.torn = False
+
+    def objects(self) -> Iterable[tuple[int, dict[str, Any] | None, bytes]]:
+        """Yield (line, object, raw bytes) for each line that isn't blank; the object is None where there is none.
+
+        A last line without LF that is no JSON is torn: it is given back to the file, and noted.
+        """
+        for number, data, ended in self.reader.lines():
+            if data is None:
+                self.problems.add(
+                    number, "line_too_long", "the line is longer than the limit; it is skipped, the rest is read"
+                )
+                yield number, None, b""
+                continue
+            if not data or data.isspace():
+                continue
+            decoded = decode_line(data)
+            for code, message in decoded.remarks:
+                if not (decoded.refused and not ended):
+                    self.problems.add(number, code, message)
+            if decoded.refused:
+                if not ended:
+                    self.torn = True
+                    self.problems.add(number, "torn_line", "the last line was cut off while it was written")
+                    self.reader.untake()
+                else:
+                    yield number, None, data
+                continue
+            if not isinstance(decoded.value, dict):
+                self.problems.add(number, "not_an_object", "the line is JSON, but no object")
+                yield number, None, data
+                continue
+            yield number, decoded.value, data
+
+    def keep(self, line: int, value: object) -> None:
+        """Hand the payload of *line* to the sink."""
+        if self._keeps:
+            self._sink.payload(line, payload_text(value))
+
+    def clean_id(self, raw: object, line: int, what: str) -> str | None:
+        """Return *raw* as an id, or what stands for it where it can't be one; None where it is no text."""
+        if not isinstance(raw, str):
+            return None
+        fault = id_fault(raw)
+        if fault is None:
+            return raw
+        self.problems.add(line, "id_replaced", f"the {what} is no valid id ({fault}); a digest stands for it")
+        return replacement_id(raw)
+
+    def link(self, raw: object) -> str | None:
+        """Return the id that a link names, replaced by the same rule as the id itself; None where it names none."""
+        if not isinstance(raw, str):
+            return None
+        return raw if id_fault(raw) is None else replacement_id(raw)
+
+
+def payload_text(value: object) -> str:
+    """Return the canonical JSON of a payload; floats that JSON can't hold are kept as text."""
+    try:
+        return canonical_json(value)
+    except InvalidInput:
+        return canonical_json(_finite(value))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if value - value == 0 else repr(value)
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
+
+
+def parents_first(ids: Sequence[str], parents: Sequence[str | None]) -> tuple[list[int], list[int]]:
+    """Return (order, rest): positions with each parent before its children, else as given; and those in cycles.
+
+    What hangs from a cycle counts as in it. A parent that isn't among *ids* asks for nothing.
+    """
+    place = {entry_id: index for index, entry_id in enumerate(ids)}
+    if all(parent is None or place.get(parent, -1) < index for index, parent in enumerate(parents)):
+        return list(range(len(ids))), []
+    children: dict[int, list[int]] = {}
+    ready: list[int] = []
+    for index, parent in enumerate(parents):
+        above = None if parent is None else place.get(parent)
+        if above is None:
+            ready.append(index)
+        else:
+            children.setdefault(above, []).append(index)
+    order: list[int] = []
+    heapq.heapify(ready)
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for child in children.get(index, ()):
+            heapq.heappush(ready, child)
+    done = set(order)
+    return order, [index for index in range(len(ids)) if index not in done]
+
+
+def instant(raw: object) -> datetime | None:
+    """Return a source's time stamp (ISO text, or milliseconds) as an aware UTC instant; None where it is none."""
+    try:
+        if isinstance(raw, str):
+            value = datetime.fromisoformat(raw)
+            return value.astimezone(UTC) if value.tzinfo is not None else None
+        if isinstance(raw, int | float) and not isinstance(raw, bool):
+            return datetime.fromtimestamp(raw / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None

@@ -1,0 +1,534 @@
+"""Claude Code transcripts (JSONL): many lines, one conversation.
+
+Sources: the official SDK's reader (0.3.332) for what the active position is; transcripts of program versions 2.1.4 to
+2.1.332 and crash runs for the rest. What is done here, in this order:
+
+- the last line with a uuid counts; lines without one are no part of the DAG;
+- a compaction boundary, which the program writes as a root, hangs from the entry before it;
+- the lines of one model message become one entry under the first line's id, so that its calls stand together; results
+  hang from it, parallel ones side by side;
+- progress lines are real parents: they go only after their children have been hung one higher;
+- prompts become submissions, and what hangs below one is stamped with it.
+
+What was kept or moved for the model's context (preserved messages of a compaction) stays where it was said: the path is
+the conversation, not the compacted view.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from reconciler.core import model as m
+from reconciler.importers.base import (
+    ImportedEntry,
+    ImportedSession,
+    ImportedSubmission,
+    ImportResult,
+    Reading,
+    Source,
+    parents_first,
+    payload_text,
+)
+from reconciler.importers.claude_lines import OUTSIDE, Form, Node, first_text, is_notification, make_node
+
+FORMAT: Final = "claude-code"
+
+_INPUTS: Final = frozenset({Form.PROMPT, Form.COMMAND, Form.SIGNAL})
+
+
+class ClaudeCodeImporter:
+    """Reads Claude Code transcripts."""
+
+    format = FORMAT
+
+    def read(self, source: Source) -> ImportResult:
+        """Read the whole stream. Never raises for what stands in it."""
+        return _File(source).read()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An entry that is being put together from its lines."""
+
+    entry_id: str
+    parent_id: str | None
+    nodes: list[Node]
+    turn: str | None
+    kind: str = m.KIND_MESSAGE
+    role: str | None = None
+    tool_call_id: str | None = None
+    # A turn-over note stands below it.
+    turn_over: bool = False
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A prompt that was accepted while the program was busy."""
+
+    submission_id: str
+    payload: str
+    by_person: bool
+
+
+@dataclass(slots=True)
+class _Queue:
+    waiting: list[_Queued] = field(default_factory=list)
+    # Ids under which a prompt was listed while it waited.
+    gone: list[str] = field(default_factory=list)
+
+    def take(self, line: int, value: dict[str, Any]) -> None:
+        """Follow one queue operation."""
+        operation = value.get("operation")
+        content = value.get("content")
+        if operation == "enqueue" and content is not None:
+            text = payload_text({"content": content})
+            key = f"{value.get('timestamp')}\0{text}\0{sum(1 for item in self.waiting if item.payload == text)}"
+            digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+            person = not is_notification(first_text(content))
+            self.waiting.append(_Queued(f"queued:{digest[:32]}", text, person))
+        elif operation in ("dequeue", "remove") and self.waiting:
+            named = payload_text({"content": content}) if content is not None else None
+            at = next((i for i, item in enumerate(self.waiting) if item.payload == named), 0)
+            self._leave(self.waiting.pop(at))
+        elif operation == "popAll":
+            # Taken back by the person.
+            for item in self.waiting:
+                self._leave(item)
+            self.waiting.clear()
+
+    def _leave(self, item: _Queued) -> None:
+        if item.by_person:
+            self.gone.append(item.submission_id)
+
+
+class _File:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._reading = Reading(source)
+        self._problems = self._reading.problems
+        self._nodes: dict[str, Node] = {}
+        self._session_ids: dict[str, int] = {}
+        self._agent_id: str | None = None
+        self._queue = _Queue()
+        self._versions: set[str] = set()
+        # Lines without a uuid of a kind that isn't known: kept, off every path.
+        self._loose: list[ImportedEntry] = []
+        self._loose_ids: set[str] = set()
+        self._last_user: Node | None = None
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> ImportResult:
+        reading = self._reading
+        last: Node | None = None
+        for line, value, raw in reading.objects():
+            if value is None:
+                if last is not None:
+                    # Whatever was lost here may have been a message with calls.
+                    last.write_ahead = None
+                continue
+            last = self._take(line, value, raw) or last
+        if reading.torn and last is not None:
+            last.write_ahead = None
+        sessions = (self._session(),) if self._nodes or self._loose or self._queue.waiting else ()
+        return ImportResult(
+            FORMAT,
+            max(self._versions, key=_version_key, default=None),
+            sessions,
+            self._problems.listed(),
+            self._problems.count,
+            dict(reading.unknown),
+            dict(reading.skipped),
+            reading.reader.bytes_read,
+            reading.reader.lines_read,
+            reading.reader.digest,
+            reading.reader.prefix_digest,
+        )
+
+    def _take(self, line: int, value: dict[str, Any], raw: bytes) -> Node | None:
+        reading = self._reading
+        session_id = value.get("sessionId")
+        if isinstance(session_id, str):
+            # In the order of their last line: a resumed session may copy the lines of the one before.
+            self._session_ids.pop(session_id, None)
+            self._session_ids[session_id] = line
+        version = value.get("version")
+        if isinstance(version, str):
+            self._versions.add(version[:50])
+        if "uuid" not in value:
+            self._take_outside(line, value, raw)
+            return None
+        uuid = reading.clean_id(value.get("uuid"), line, "uuid")
+        if uuid is None:
+            self._problems.add(line, "id_missing", "the line's uuid is no text; the line is kept off every path")
+            self._keep_loose(line, value, raw)
+            return None
+        node = make_node(reading, line, value, uuid, hash(raw))
+        agent_id = value.get("agentId")
+        if node.is_sidechain and isinstance(agent_id, str):
+            self._agent_id = agent_id
+        earlier = self._nodes.pop(uuid, None)
+        if earlier is not None and earlier.digest != node.digest:
+            self._problems.add(
+                line, "duplicate_id", f'the uuid "{uuid}" stands on line {earlier.line} too; the last line counts'
+            )
+        self._nodes[uuid] = node
+        reading.keep(line, value)
+        self._settle_command(node)
+        return node
+
+    def _settle_command(self, node: Node) -> None:
+        """See whether the program answered a slash command by itself: then it was no prompt."""
+        if node.form is Form.LOCAL_OUTPUT:
+            above = self._nodes.get(node.parent) if node.parent is not None else None
+            for command in (above, self._last_user):
+                if command is not None and command.form is Form.COMMAND:
+                    command.form = Form.LOCAL
+        elif node.type == "user":
+            self._last_user = node
+
+    def _take_outside(self, line: int, value: dict[str, Any], raw: bytes) -> None:
+        kind = value.get("type")
+        if kind == "queue-operation":
+            self._queue.take(line, value)
+        if kind in OUTSIDE:
+            self._reading.skipped[str(kind)] += 1
+            return
+        self._reading.unknown[str(kind)[:100]] += 1
+        self._keep_loose(line, value, raw)
+
+    def _keep_loose(self, line: int, value: dict[str, Any], raw: bytes) -> None:
+        # By content, so that a file that was rewritten around it keeps it.
+        entry_id = f"line:{hashlib.sha256(raw).hexdigest()[:32]}"
+        if entry_id in self._loose_ids:
+            return
+        self._loose_ids.add(entry_id)
+        self._reading.keep(line, value)
+        entry = m.SessionEntry(entry_id, kind=m.KIND_CUSTOM, content=m.CONTENT_NONE)
+        self._loose.append(ImportedEntry(entry, (line,), None))
+
+    # --- linking ---------------------------------------------------------------------------------------------------
+
+    def _session(self) -> ImportedSession:
+        self._hang_boundaries()
+        nodes = list(self._nodes.values())
+        order, cycle = parents_first([n.uuid for n in nodes], [n.parent for n in nodes])
+        for index in cycle:
+            self._problems.add(nodes[index].line, "parent_cycle", "the line hangs from a cycle of parents")
+        drafts = _Linker([nodes[i] for i in (*order, *cycle)], self._nodes)
+        drafts.link()
+        for missing, line in drafts.missing.items():
+            self._problems.add(line, "missing_parent", f'the parent "{missing}" is not in the file')
+        leaf_node = self._leaf()
+        leaf = drafts.leaf_of(leaf_node) if leaf_node is not None else None
+        entries = [*drafts.entries(), *self._loose]
+        speaks = any(not n.is_sidechain and n.type in ("user", "assistant") for n in nodes)
+        return ImportedSession(
+            self._session_id(),
+            tuple(_ordered(entries)),
+            leaf,
+            leaf is None and not speaks,
+            tuple(self._submissions(drafts, leaf)),
+            response_may_grow=drafts.may_grow(leaf),
+            withdrawn=tuple(self._queue.gone),
+        )
+
+    def _session_id(self) -> str:
+        stem = self._source.stem
+        ids = list(self._session_ids)
+        if len(ids) > 1:
+            self._problems.add(
+                None, "several_session_ids", f"the file holds lines of {len(ids)} session ids: it was resumed or forked"
+            )
+        if stem is not None and stem in self._session_ids:
+            raw = stem
+        elif ids:
+            raw = ids[-1]
+        elif stem is not None:
+            raw = stem
+        else:
+            return f"claude-code:{self._reading.reader.digest[:32]}"
+        found = self._reading.clean_id(raw, 1, "session id") or raw
+        if self._agent_id is not None and all(node.is_sidechain for node in self._nodes.values()):
+            # A sub-agent's own file carries its parent's session id on every line.
+            return self._reading.clean_id(f"{found}:agent-{self._agent_id}", 1, "session id") or found
+        return found
+
+    def _hang_boundaries(self) -> None:
+        """Hang each compaction boundary from the entry before it."""
+        before: Node | None = None
+        for node in self._nodes.values():
+            if node.is_boundary and node.parent is None:
+                wanted = node.logical_parent
+                if wanted is None and before is not None:
+                    wanted = before.uuid
+                if wanted is not None and self._is_above(node.uuid, wanted):
+                    # The entry before it was written again behind it; what counts is the place before the boundary.
+                    wanted = before.uuid if before is not None and not self._is_above(node.uuid, before.uuid) else None
+                # Where nothing is known of what came before, something did: a compaction is never the beginning.
+                node.parent = wanted if wanted is not None else f"before:{node.uuid}"
+            if not node.is_sidechain and node.form is not Form.PROGRESS:
+                before = node
+
+    def _is_above(self, upper: str, lower: str) -> bool:
+        """Return whether *upper* is *lower*, or on the way up from it."""
+        seen: set[str] = set()
+        at: str | None = lower
+        while at is not None and at not in seen:
+            if at == upper:
+                return True
+            seen.add(at)
+            node = self._nodes.get(at)
+            at = node.parent if node is not None else None
+        return False
+
+    def _leaf(self) -> Node | None:
+        """Return the line that is the active position, as the official reader finds it."""
+
+        def counts(node: Node) -> bool:
+            return not node.is_sidechain and not node.off_leaf and node.form is not Form.PROGRESS
+
+        parents = {node.parent for node in self._nodes.values() if counts(node)}
+        for node in sorted(self._nodes.values(), key=lambda n: n.line, reverse=True):
+            if not counts(node) or node.uuid in parents:
+                continue
+            seen: set[str] = set()
+            at: Node | None = node
+            while at is not None and at.uuid not in seen:
+                if at.type in ("user", "assistant") and not at.is_sidechain:
+                    return at
+                seen.add(at.uuid)
+                at = self._nodes.get(at.parent) if at.parent is not None else None
+        return None
+
+    def _submissions(self, drafts: _Linker, leaf: str | None) -> Iterator[ImportedSubmission]:
+        pending = drafts.turn_at(leaf)
+        if pending is None and drafts.submissions and leaf is None:
+            pending = next(reversed(drafts.submissions))
+        if pending is not None and pending not in drafts.submissions:
+            # The file begins in the middle of a turn: its prompt is not here, and what came of it is.
+            yield ImportedSubmission(pending, None, "cut", is_pending=True)
+        for submission in drafts.submissions.values():
+            yield replace(submission, is_pending=submission.submission_id == pending)
+        for queued in self._queue.waiting:
+            if queued.by_person:
+                yield ImportedSubmission(queued.submission_id, None, "queued", is_pending=True, payload=queued.payload)
+
+
+class _Linker:
+    """Turns lines, parents first, into entries."""
+
+    def __init__(self, nodes: list[Node], by_uuid: dict[str, Node]) -> None:
+        self._nodes = nodes
+        self._by_uuid = by_uuid
+        self.drafts: dict[str, _Draft] = {}
+        # Line to the entry that its children hang from; None where they become roots.
+        self._alias: dict[str, str | None] = {}
+        # (message id, turn, sidechain) to the message's entry: one id in two turns is a copy, not a continuation.
+        self._messages: dict[tuple[str, str | None, bool], _Draft] = {}
+        # Entry to the nearest assistant entry at or above it in its turn.
+        self._spoken: dict[str, _Draft | None] = {}
+        self.submissions: dict[str, ImportedSubmission] = {}
+        # Parent that isn't in the file to the first line that names it.
+        self.missing: dict[str, int] = {}
+        self._newest = max((n.line for n in nodes if not n.is_sidechain and n.type in ("user", "assistant")), default=0)
+
+    def link(self) -> None:
+        for node in self._nodes:
+            self._link(node)
+
+    def _link(self, node: Node) -> None:
+        parent = self._parent_of(node)
+        above = self.drafts.get(parent) if parent is not None else None
+        turn = above.turn if above is not None else None
+        if above is None and parent is not None and parent not in self._by_uuid:
+            self.missing.setdefault(parent, node.line)
+            turn = f"before:{parent}"
+        spoken = self._spoken.get(parent) if parent is not None else None
+        if node.form is Form.PROGRESS:
+            self._alias[node.uuid] = parent
+            return
+        if node.form is Form.ASSISTANT:
+            self._assistant(node, parent, turn)
+            return
+        if node.form is Form.RESULT:
+            if turn is not None and turn.startswith("before:") and node.prompt_id is not None:
+                # The prompt isn't in the file, and its id still is.
+                turn = node.prompt_id
+            self._results(node, parent, turn, spoken)
+            return
+        draft = _Draft(node.uuid, parent, [node], turn)
+        if node.form in _INPUTS:
+            draft.role = m.ROLE_SIGNAL if node.form is Form.SIGNAL else m.ROLE_USER
+            if not node.is_sidechain:
+                draft.turn = node.prompt_id or node.uuid
+                kind = "signal" if node.form is Form.SIGNAL else "prompt"
+                self.submissions.setdefault(draft.turn, ImportedSubmission(draft.turn, node.uuid, kind))
+            spoken = None
+        elif node.form is Form.STEER:
+            draft.role = m.ROLE_USER
+            if draft.turn is None and not node.is_sidechain:
+                draft.turn = node.prompt_id or node.uuid
+                self.submissions.setdefault(draft.turn, ImportedSubmission(draft.turn, node.uuid))
+            spoken = None
+        elif node.form is Form.NOTICE:
+            draft.role, node.is_synthetic = m.ROLE_USER, True
+        elif node.form is Form.COMPACTION:
+            draft.kind = m.KIND_COMPACTION
+        else:
+            draft.kind = m.KIND_CUSTOM
+            if node.form is Form.TURN_END and spoken is not None:
+                spoken.turn_over = True
+        self._add(draft, node, spoken)
+
+    def _parent_of(self, node: Node) -> str | None:
+        raw = node.parent
+        if raw is None or raw not in self._by_uuid:
+            return raw
+        # In a cycle a parent may not have its place yet: it keeps its own id, so that the cycle stays to be seen.
+        return self._alias.get(raw, raw)
+
+    def _add(self, draft: _Draft, node: Node, spoken: _Draft | None) -> None:
+        self.drafts[draft.entry_id] = draft
+        self._alias[node.uuid] = draft.entry_id
+        self._spoken[draft.entry_id] = spoken
+
+    def _assistant(self, node: Node, parent: str | None, turn: str | None) -> None:
+        key = (node.message_id, turn, node.is_sidechain) if node.message_id is not None else None
+        message = self._messages.get(key) if key is not None else None
+        if message is not None:
+            message.nodes.append(node)
+            self._alias[node.uuid] = message.entry_id
+            return
+        draft = _Draft(node.uuid, parent, [node], turn, role=m.ROLE_ASSISTANT)
+        if key is not None:
+            self._messages[key] = draft
+        self._add(draft, node, draft)
+
+    def _results(self, node: Node, parent: str | None, turn: str | None, spoken: _Draft | None) -> None:
+        # One entry answers one call: further results of a line hang from the one before.
+        for number, call in enumerate(node.results):
+            entry_id = node.uuid if number == 0 else f"{node.uuid}:{number}"
+            draft = _Draft(entry_id, parent, [node], turn, role=m.ROLE_TOOL_RESULT, tool_call_id=call)
+            self._add(draft, node, spoken)
+            parent = entry_id
+
+    # --- what came of it -------------------------------------------------------------------------------------------
+
+    def turn_at(self, leaf: str | None) -> str | None:
+        """Return the submission that the active position belongs to."""
+        draft = self.drafts.get(leaf) if leaf is not None else None
+        return draft.turn if draft is not None else None
+
+    def leaf_of(self, node: Node) -> str | None:
+        """Return the entry of the leaf line.
+
+        Lines of a message may hang from the results of its first calls. Once they are one entry, the last of these
+        results is what stands at the end.
+        """
+        leaf = self._alias.get(node.uuid, node.uuid)
+        message = self.drafts.get(leaf) if leaf is not None else None
+        if message is None or message.role != m.ROLE_ASSISTANT or len(message.nodes) == 1:
+            return leaf
+        parents = {draft.parent_id for draft in self.drafts.values()}
+        results = [
+            draft
+            for draft in self.drafts.values()
+            if draft.parent_id == leaf and draft.role == m.ROLE_TOOL_RESULT and draft.entry_id not in parents
+        ]
+        return max(results, key=lambda draft: draft.nodes[0].line).entry_id if results else leaf
+
+    def may_grow(self, leaf: str | None) -> bool:
+        """Return whether the last line is a response without a sign of its end."""
+        draft = self.drafts.get(leaf) if leaf is not None else None
+        return (
+            draft is not None
+            and draft.role == m.ROLE_ASSISTANT
+            and not draft.turn_over
+            and draft.nodes[-1].line == self._newest
+            and all(node.stop is None for node in draft.nodes)
+        )
+
+    def entries(self) -> Iterator[ImportedEntry]:
+        """Yield the entries, parents first."""
+        for draft in self.drafts.values():
+            yield _message(draft) if draft.role == m.ROLE_ASSISTANT else _other(draft)
+
+
+def _message(draft: _Draft) -> ImportedEntry:
+    nodes = draft.nodes
+    calls: dict[str, None] = {}
+    for node in nodes:
+        calls.update(dict.fromkeys(node.calls))
+    contents = {node.content for node in nodes}
+    content = next(
+        (kind for kind in (m.CONTENT_TEXT, m.CONTENT_REASONING) if kind in contents),
+        m.CONTENT_NONE,
+    )
+    first = nodes[0]
+    entry = m.SessionEntry(
+        draft.entry_id,
+        draft.parent_id,
+        role=m.ROLE_ASSISTANT,
+        submission_id=draft.turn,
+        stop_reason=_stop_reason(draft, bool(calls)),
+        tool_call_ids=tuple(calls),
+        content=content,
+        is_synthetic=any(node.is_synthetic for node in nodes),
+        is_sidechain=first.is_sidechain,
+        error_retryable=first.error_retryable,
+        stopped_by=next((node.stopped_by for node in nodes if node.stopped_by), None),
+    )
+    return ImportedEntry(entry, tuple(node.line for node in nodes), _write_ahead(nodes), first.written_at)
+
+
+def _stop_reason(draft: _Draft, has_calls: bool) -> str | None:
+    """Return how the message ended. Programs up to 2.1.96 leave the reason out of most lines, so None says little.
+
+    What the record shows instead: a note that the turn is over (the model had nothing more to say), or calls (a message
+    of this program that holds calls ended for them). A line of 2.1.98 or later is written when its message has ended.
+    """
+    stops = [node.stop for node in draft.nodes if node.stop is not None]
+    if stops:
+        return stops[-1]
+    if has_calls:
+        return None if draft.turn_over else m.STOP_TOOL_USE
+    if draft.turn_over:
+        return m.STOP_STOP
+    return m.STOP_ABORTED if draft.nodes[-1].held_until_ended else None
+
+
+def _other(draft: _Draft) -> ImportedEntry:
+    node = draft.nodes[0]
+    entry = m.SessionEntry(
+        draft.entry_id,
+        draft.parent_id,
+        kind=draft.kind,
+        role=draft.role,
+        submission_id=draft.turn,
+        tool_call_id=draft.tool_call_id,
+        content=m.CONTENT_TEXT if draft.kind == m.KIND_MESSAGE else m.CONTENT_NONE,
+        is_synthetic=node.is_synthetic,
+        is_sidechain=node.is_sidechain,
+        stopped_by=node.stopped_by,
+    )
+    return ImportedEntry(entry, (node.line,), node.write_ahead, node.written_at)
+
+
+def _write_ahead(nodes: list[Node]) -> bool | None:
+    # A message of these programs is never known to be; False where one line proves that it wasn't.
+    return False if any(node.write_ahead is False for node in nodes) else None
+
+
+def _ordered(entries: list[ImportedEntry]) -> Iterator[ImportedEntry]:
+    """Yield parents first: merging lines can hang an entry from one that comes later in the file."""
+    order, cycle = parents_first([e.entry.id for e in entries], [e.entry.parent_id for e in entries])
+    for index in (*order, *cycle):
+        yield entries[index]
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isascii() and part.isdigit() else -1 for part in version.split(".")[:4])
