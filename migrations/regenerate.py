@@ -54,7 +54,7 @@ ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 INSTANT = sa.Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 FLAG = sa.Boolean(create_constraint=False).with_variant(sa.Integer(), "sqlite")
-REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
+REAL: sa.types.TypeEngine[float] = sa.Double().with_variant(sa.REAL(), "sqlite")
 '''
 
 
@@ -95,14 +95,17 @@ def baseline() -> str:
             parts.append(f'        {dialect!r}: """\\\n{_escape(statement)}""",')
         parts.append("    },")
     parts.append("}\n\n")
+    parts.append("def _statement(sql: str) -> sa.TextClause:")
+    parts.append("    # A colon would start a parameter.")
+    parts.append('    return sa.text(sql.replace(":", "\\\\:"))\n\n')
     parts.append("def upgrade() -> None:")
     parts.append(_render(*creates))
     parts.append("    dialect = op.get_context().dialect.name")
     parts.append("    for name, statements in VIEWS.items():")
-    parts.append('        op.execute(sa.DDL(f"CREATE VIEW {name} AS\\n{statements[dialect]}".replace("%", "%%")))\n\n')
+    parts.append('        op.execute(_statement(f"CREATE VIEW {name} AS\\n{statements[dialect]}"))\n\n')
     parts.append("def downgrade() -> None:")
     parts.append("    for name in reversed(VIEWS):")
-    parts.append('        op.execute(sa.DDL(f"DROP VIEW {name}"))')
+    parts.append('        op.execute(_statement(f"DROP VIEW {name}"))')
     parts.append(_render(*drops))
     return (
         "\n".join(parts)

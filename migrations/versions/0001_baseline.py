@@ -20,7 +20,7 @@ ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 INSTANT = sa.Text().with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
 COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 FLAG = sa.Boolean(create_constraint=False).with_variant(sa.Integer(), "sqlite")
-REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
+REAL: sa.types.TypeEngine[float] = sa.Double().with_variant(sa.REAL(), "sqlite")
 
 VIEWS = {
     "v_pending": {
@@ -496,6 +496,11 @@ FROM schedule_slots t
 LEFT JOIN schedule_jobs j ON j.job = t.job""",
     },
 }
+
+
+def _statement(sql: str) -> sa.TextClause:
+    # A colon would start a parameter.
+    return sa.text(sql.replace(":", "\\:"))
 
 
 def upgrade() -> None:
@@ -1091,12 +1096,12 @@ def upgrade() -> None:
 
     dialect = op.get_context().dialect.name
     for name, statements in VIEWS.items():
-        op.execute(sa.DDL(f"CREATE VIEW {name} AS\n{statements[dialect]}".replace("%", "%%")))
+        op.execute(_statement(f"CREATE VIEW {name} AS\n{statements[dialect]}"))
 
 
 def downgrade() -> None:
     for name in reversed(VIEWS):
-        op.execute(sa.DDL(f"DROP VIEW {name}"))
+        op.execute(_statement(f"DROP VIEW {name}"))
     op.drop_table("superseded_payloads")
     op.drop_table("submissions")
     op.drop_table("sources")

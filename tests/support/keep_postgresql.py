@@ -1,7 +1,7 @@
 """The keeper of a PostgreSQL server for tests: it owns the server and its folder, and both end with their owner.
 
-Run as ``python keep_postgresql.py`` with a pipe from the owner as standard input, whose first line is the request: JSON,
-see `postgresql.py`. (No argument, because it holds a password, and every user can read a process's arguments.)
+Run as ``python keep_postgresql.py`` with a pipe from the owner as standard input, whose first line is the request,
+JSON. (No argument, because it holds a password, and every user can read a process's arguments.)
 The keeper makes the cluster, starts the server, prints one JSON line with what there is to know, and waits. When the
 pipe ends (the owner ended, however it ended, SIGKILL included) or the server does, it stops the server at once and
 removes the folder. Where the keeper itself is killed, the kernel ends the server (PR_SET_PDEATHSIG), and the next
