@@ -283,7 +283,7 @@ class GuardRow:
 
 
 _GUARD_COLUMNS: Final = (
-    "s.session_id, s.id, s.status, s.revision, s.decision_count, s.current_attempt_id, x.version, x.last_seq,"
+    "s.session_id, s.id AS submission_id, s.status, s.revision, s.decision_count, s.current_attempt_id, x.version, x.last_seq,"
     " a.lease_expires_at"
 )
 _GUARD_JOINS: Final = (
@@ -309,9 +309,9 @@ def read_guards(conn: Connection, keys: Sequence[tuple[str, str]]) -> list[Guard
         found = conn.exec_driver_sql(
             _GUARDS_POSTGRESQL, {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys]}
         )
-        return [GuardRow(*row._tuple()) for row in found]
+        return [GuardRow(**row._mapping) for row in found]
     found = conn.exec_driver_sql(_GUARDS_SQLITE, {"keys": json.dumps([list(key) for key in keys])})
-    return [GuardRow(*row[:8], _instant(row[8])) for row in map(tuple[Any, ...], found)]
+    return [GuardRow(**{**row._mapping, "lease_expires_at": _instant(row.lease_expires_at)}) for row in found]
 
 
 def _instant(text: str | None) -> datetime | None:
