@@ -283,8 +283,8 @@ class GuardRow:
 
 
 _GUARD_COLUMNS: Final = (
-    "s.session_id, s.id AS submission_id, s.status, s.revision, s.decision_count, s.current_attempt_id, x.version, x.last_seq,"
-    " a.lease_expires_at"
+    "s.session_id, s.id AS submission_id, s.status, s.revision, s.decision_count, s.current_attempt_id,"
+    " x.version, x.last_seq, a.lease_expires_at"
 )
 _GUARD_JOINS: Final = (
     "JOIN submissions s ON s.session_id = k.session_id AND s.id = k.submission_id"
