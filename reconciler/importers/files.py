@@ -1,0 +1,107 @@
+"""Session files on the disk: which ones a path means, and how to open one without being surprised.
+
+Only regular files are opened (a FIFO would block, a device would never end); a pipe given as ``-`` is copied aside
+first, so that its format can be looked at. Knows nothing of formats.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from reconciler.errors import LimitExceeded, SourceUnreadable
+
+STDIN: Final = "-"
+FILES_MAX: Final = 100_000
+_SUFFIX: Final = ".jsonl"
+# A pipe smaller than this is kept in memory, a larger one on the disk.
+_SPOOL_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFile:
+    """An opened session file. ``stem`` is its name without the ending, None for a pipe."""
+
+    name: str
+    locator: str
+    stem: str | None
+    stream: BinaryIO
+    size: int
+
+    def age_s(self) -> float:
+        """Return how long ago the file was last written to, in seconds; 0 for a pipe, whose writer isn't known."""
+        if self.stem is None:
+            return 0.0
+        return max(0.0, time.time() - os.fstat(self.stream.fileno()).st_mtime)
+
+
+def session_files(paths: Iterable[str]) -> list[str]:
+    """Return the names of the files that *paths* mean, in order, each once: a folder means all `.jsonl` below it.
+
+    Links to files are followed, links to folders are not (they may lead in circles).
+
+    Raises:
+        LimitExceeded: a folder holds more files than anybody means.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        if path == STDIN or not Path(path).is_dir():
+            found.setdefault(path if path == STDIN else str(Path(path).resolve()), path)
+            continue
+        for name in _below(path):
+            found.setdefault(str(Path(name).resolve()), name)
+            if len(found) > FILES_MAX:
+                raise LimitExceeded(f'cannot take more than {FILES_MAX} files at once, and "{path}" holds more')
+    return list(found.values())
+
+
+def _below(folder: str) -> Iterator[str]:
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(_SUFFIX):
+                yield str(Path(root) / name)
+
+
+@contextmanager
+def opened(name: str, stdin: BinaryIO | None = None) -> Iterator[SessionFile]:
+    """Open a session file for reading; ``-`` is *stdin*.
+
+    Raises:
+        SourceUnreadable: it isn't there, isn't a regular file, or may not be read.
+    """
+    if name == STDIN:
+        if stdin is None:
+            raise SourceUnreadable('could not read "-": there is no standard input')
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as copy:
+            try:
+                shutil.copyfileobj(stdin, copy)
+            except OSError as error:
+                raise SourceUnreadable(f"could not read standard input: {error.strerror}") from error
+            size = copy.tell()
+            copy.seek(0)
+            yield SessionFile(STDIN, STDIN, None, copy, size)  # type: ignore[arg-type]
+        return
+    try:
+        # Without waiting: opening a FIFO that nobody writes would block for ever.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SourceUnreadable(
+            f'could not read "{name}": {reason}', hint="check the path and its permissions"
+        ) from error
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise SourceUnreadable(f'cannot read "{name}": it is {kind}', hint="name a session file, or - for a pipe")
+        path = Path(name)
+        yield SessionFile(name, str(path.resolve()), path.stem, stream, status.st_size)
