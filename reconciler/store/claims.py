@@ -1,0 +1,398 @@
+"""Claims: which submissions a runner gets, and the attempts that they make.
+
+Candidates are found without waiting, locked in order (session, submission), and only then, in a statement of its own,
+the row says whether it is claimable: what the search saw may be stale by then. Knows nothing of leases after the claim.
+"""
+
+# ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from reconciler.core.model import INPUT_ID_PREFIX
+from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.fence import AttemptRef
+from reconciler.store.types import UtcDateTime
+
+# How many rows the first search looks at beyond what is asked for, and how many sessions the second one steps over.
+CANDIDATES_MAX: Final = 256
+SESSIONS_MAX: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who claims. What could not be read of its process is None, and proves nothing later."""
+
+    owner: str
+    instance_id: str | None = None
+    machine_id: str | None = None
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    pid: int | None = None
+    process_start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCall:
+    """One call, with its ids made before the first try. ``attempt_ids``: one per submission asked for."""
+
+    claim_key: str
+    attempt_ids: tuple[str, ...]
+    holder: Holder
+    lease_s: float
+    beat_s: float
+    grace_s: float
+    # Where the second search goes on: behind this session.
+    after_session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A claim that is in the transaction. ``payload`` and ``plan`` are JSON text."""
+
+    ref: AttemptRef
+    number: int
+    payload: str | None
+    plan: str | None
+    claimed_at: datetime
+    lease_expires_at: datetime
+    lease_s: float
+    beat_s: float
+    deadline_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """What a claim call got. ``next_session``: where the second search goes on, "" from the start."""
+
+    claimed: tuple[Claimed, ...]
+    next_session: str = ""
+
+
+# --- what is claimable -----------------------------------------------------------------------------------------------
+
+# The rule of `core.due.is_claimable` over rows; a test holds the two together. {now} is the database's clock.
+_CLAIMABLE: Final = (
+    "s.status = 'queued' AND x.origin = 'native' AND s.not_before IS NOT NULL AND s.not_before <= {now}"
+    " AND s.held_at IS NULL AND s.abort_requested_at IS NULL"
+    " AND (s.deadline_at IS NULL OR s.deadline_at > {now})"
+    # The decision stands: it is the row's last write, and no hand moved the leaf since (unless there is no input yet).
+    " AND s.decision_action = 'requeue' AND s.decision_revision = s.revision"
+    " AND (s.decision_reason = 'admitted' OR s.decision_detail = 'input_missing'"
+    " OR x.leaf_moved_version <= s.decision_version)"
+    # Nothing unsettled before it. A subquery that can't be flattened: one look into the index per candidate.
+    " AND s.ticket = (SELECT h.ticket FROM submissions h WHERE h.session_id = s.session_id AND h.status <> 'settled'"
+    " ORDER BY h.ticket LIMIT 1)"
+)
+
+_OLDEST: Final = (
+    "SELECT q.session_id, q.id, q.not_before, q.ticket FROM submissions q"
+    " WHERE q.status = 'queued' AND q.not_before IS NOT NULL AND q.not_before <= {now}"
+    " ORDER BY q.not_before, q.session_id, q.ticket LIMIT :depth"
+)
+
+# From session to session by one look into the index each, so that a deep backlog in one costs no more than a row.
+_SESSIONS: Final = (
+    "WITH RECURSIVE step (session_id, number) AS ("
+    " SELECT * FROM (SELECT q.session_id, 1 FROM submissions q WHERE q.status <> 'settled' AND q.session_id > :after"
+    " ORDER BY q.session_id LIMIT 1) first"
+    " UNION ALL"
+    " SELECT (SELECT q.session_id FROM submissions q WHERE q.status <> 'settled' AND q.session_id > step.session_id"
+    " ORDER BY q.session_id LIMIT 1), number + 1 FROM step WHERE step.session_id IS NOT NULL AND number < :sessions)"
+    " SELECT step.session_id, s.id, CASE WHEN {claimable} THEN 1 ELSE 0 END AS is_claimable FROM step"
+    " JOIN sessions x ON x.id = step.session_id"
+    " JOIN submissions s ON s.session_id = step.session_id AND s.ticket = (SELECT h.ticket FROM submissions h"
+    " WHERE h.session_id = step.session_id AND h.status <> 'settled' ORDER BY h.ticket LIMIT 1)"
+    " WHERE step.session_id IS NOT NULL ORDER BY step.number"
+)
+
+
+def claim(conn: Connection, call: ClaimCall, *, repeated: bool) -> ClaimResult:
+    """Claim up to ``len(call.attempt_ids)`` submissions, at most one per session, oldest first.
+
+    Waits for nobody: what others hold is passed over. *repeated*: the call was tried before and its answer may be lost,
+    so what it got is looked up first, by its key.
+    """
+    if repeated and (before := _claimed_before(conn, call.claim_key)):
+        return ClaimResult(before, call.after_session)
+    wanted = len(call.attempt_ids)
+    found = _lock_oldest(conn, wanted)
+    next_session = ""
+    if len(found) < wanted and _is_crowded(conn):
+        # The oldest rows wait behind others of their sessions: look at the heads of all sessions, in turn.
+        heads, next_session = _heads(conn, call.after_session, wanted)
+        found += _lock_keys(conn, [key for key in heads if key not in found], wanted - len(found))
+    if not found:
+        return ClaimResult((), next_session)
+    return ClaimResult(_take(conn, call, found), next_session)
+
+
+Keys = list[tuple[str, str]]
+
+
+# --- searching -------------------------------------------------------------------------------------------------------
+
+_STABLE_NOW: Final = "now()"  # the start of the transaction: an index bound; what is too young is asked again below
+_LOCK_OLDEST_PG: Final = sa.text(
+    f"WITH c AS ({_OLDEST.format(now=_STABLE_NOW)})"
+    " SELECT s.session_id, s.id FROM c JOIN sessions x ON x.id = c.session_id"
+    " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
+    f" WHERE {_CLAIMABLE.format(now=_STABLE_NOW)}"
+    " ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted FOR UPDATE OF x, s SKIP LOCKED"
+)
+_LOCK_KEYS_PG: Final = sa.text(
+    "WITH c AS (SELECT * FROM unnest(CAST(:sessions AS text[]), CAST(:submissions AS text[])) AS c(session_id, id))"
+    " SELECT s.session_id, s.id FROM c JOIN sessions x ON x.id = c.session_id"
+    " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
+    f" WHERE {_CLAIMABLE.format(now=_STABLE_NOW)} LIMIT :wanted FOR UPDATE OF x, s SKIP LOCKED"
+)
+_SESSIONS_PG: Final = sa.text(_SESSIONS.format(claimable=_CLAIMABLE.format(now=_STABLE_NOW)))
+_CROWDED: Final = (
+    "SELECT count(*) FROM (SELECT 1 FROM submissions q WHERE q.status = 'queued' AND q.not_before IS NOT NULL"
+    " AND q.not_before <= {now} LIMIT :depth) crowd"
+)
+_CROWDED_PG: Final = sa.text(_CROWDED.format(now=_STABLE_NOW))
+
+_NOW: Final = sa.bindparam("now", type_=UtcDateTime())
+# Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped.
+_OLDEST_SQLITE: Final = sa.text(
+    f"SELECT s.session_id, s.id FROM ({_OLDEST.format(now=':now')}) c JOIN sessions x ON x.id = c.session_id"
+    " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
+    f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
+).bindparams(_NOW)
+_SESSIONS_SQLITE: Final = sa.text(_SESSIONS.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
+_CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
+
+
+def _lock_oldest(conn: Connection, wanted: int) -> Keys:
+    parameters: dict[str, Any] = {"depth": CANDIDATES_MAX + wanted, "wanted": wanted}
+    if is_postgresql(conn):
+        rows = conn.execute(_LOCK_OLDEST_PG, parameters)
+    else:
+        rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
+    return [(row.session_id, row.id) for row in rows]
+
+
+def _is_crowded(conn: Connection) -> bool:
+    if is_postgresql(conn):
+        number = conn.execute(_CROWDED_PG, {"depth": CANDIDATES_MAX}).scalar_one()
+    else:
+        number = conn.execute(_CROWDED_SQLITE, {"depth": CANDIDATES_MAX, "now": db_now(conn)}).scalar_one()
+    return bool(number >= CANDIDATES_MAX)
+
+
+def _heads(conn: Connection, after: str, wanted: int) -> tuple[Keys, str]:
+    """Return claimable heads behind session *after*, and where the next search goes on."""
+    parameters: dict[str, Any] = {"after": after, "sessions": SESSIONS_MAX}
+    if is_postgresql(conn):
+        rows = conn.execute(_SESSIONS_PG, parameters).all()
+    else:
+        rows = conn.execute(_SESSIONS_SQLITE, {**parameters, "now": db_now(conn)}).all()
+    heads = [(row.session_id, row.id) for row in rows if row.is_claimable]
+    # Some more than wanted: others may hold a few of them.
+    some = heads[: wanted + 16]
+    if len(some) < len(heads):
+        return some, some[-1][0]
+    return some, rows[-1].session_id if len(rows) >= SESSIONS_MAX else ""
+
+
+def _lock_keys(conn: Connection, keys: Keys, wanted: int) -> Keys:
+    if not is_postgresql(conn):
+        return keys[:wanted]
+    if not keys:
+        return []
+    rows = conn.execute(
+        _LOCK_KEYS_PG,
+        {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys], "wanted": wanted},
+    )
+    return [(row.session_id, row.id) for row in rows]
+
+
+# --- taking ----------------------------------------------------------------------------------------------------------
+
+_ATTEMPT_COLUMNS: Final = (
+    "session_id, attempt_id, submission_id, number, owner, instance_id, machine_id, boot_id, pid_namespace, pid,"
+    " process_start, claim_key, claimed_at, lease_s, beat_s, beat_at, lease_expires_at, plan"
+)
+
+# claimed_at is the moment after the locks; the guard of the UPDATE asks the rows again.
+_TAKE_PG: Final = sa.text(
+    "WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),"
+    " l AS MATERIALIZED (SELECT * FROM unnest(CAST(:sessions AS text[]), CAST(:submissions AS text[]),"
+    " CAST(:attempts AS text[])) AS l(session_id, id, attempt_id)),"
+    " u AS (UPDATE submissions s SET status = 'running', revision = s.revision + 1, claims = s.claims + 1,"
+    " attempts_spent = s.attempts_spent + 1, current_attempt_id = l.attempt_id, not_before = NULL,"
+    " reconcile_at = LEAST(t.now + :lease * interval '1 second', s.deadline_at + :grace * interval '1 second')"
+    " FROM l JOIN sessions x ON x.id = l.session_id CROSS JOIN t"
+    f" WHERE s.session_id = l.session_id AND s.id = l.id AND {_CLAIMABLE.format(now='t.now')}"
+    " RETURNING s.session_id, s.id, s.claims, s.plan, s.deadline_at, l.attempt_id, t.now AS claimed_at),"
+    f" a AS (INSERT INTO attempts ({_ATTEMPT_COLUMNS})"
+    " SELECT u.session_id, u.attempt_id, u.id, u.claims, :owner, :instance_id, :machine_id, :boot_id, :pid_namespace,"
+    " CAST(:pid AS bigint), :process_start, :claim_key, u.claimed_at, :lease, :beat, u.claimed_at,"
+    " u.claimed_at + :lease * interval '1 second', u.plan FROM u)"
+    " SELECT u.*, p.payload FROM u LEFT JOIN entry_payloads p"
+    f" ON p.session_id = u.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || u.id"
+).columns(claimed_at=UtcDateTime(), deadline_at=UtcDateTime())
+
+_TAKE_SQLITE: Final = sa.text(
+    "UPDATE submissions SET status = 'running', revision = revision + 1, claims = claims + 1,"
+    " attempts_spent = attempts_spent + 1, current_attempt_id = :attempt_id, not_before = NULL,"
+    " reconcile_at = :reconcile_at WHERE session_id = :session_id AND id = :submission_id"
+).bindparams(sa.bindparam("reconcile_at", type_=UtcDateTime()))
+_ATTEMPT_SQLITE: Final = sa.text(
+    f"INSERT INTO attempts ({_ATTEMPT_COLUMNS}) VALUES (:session_id, :attempt_id, :submission_id, :number, :owner,"
+    " :instance_id, :machine_id, :boot_id, :pid_namespace, :pid, :process_start, :claim_key, :claimed_at, :lease,"
+    " :beat, :claimed_at, :lease_expires_at, :plan)"
+).bindparams(sa.bindparam("claimed_at", type_=UtcDateTime()), sa.bindparam("lease_expires_at", type_=UtcDateTime()))
+_SUBMISSIONS_SQLITE: Final = sa.text(
+    "SELECT s.session_id, s.id, s.claims, s.plan, s.deadline_at, p.payload"
+    " FROM json_each(:keys) k JOIN submissions s ON s.session_id = json_extract(k.value, '$[0]')"
+    " AND s.id = json_extract(k.value, '$[1]')"
+    f" LEFT JOIN entry_payloads p ON p.session_id = s.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || s.id"
+).columns(deadline_at=UtcDateTime())
+
+
+def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]:
+    attempt_of = dict(zip(found, call.attempt_ids, strict=False))
+    common = {
+        "owner": call.holder.owner,
+        "instance_id": call.holder.instance_id,
+        "machine_id": call.holder.machine_id,
+        "boot_id": call.holder.boot_id,
+        "pid_namespace": call.holder.pid_namespace,
+        "pid": call.holder.pid,
+        "process_start": call.holder.process_start,
+        "claim_key": call.claim_key,
+        "lease": call.lease_s,
+        "beat": call.beat_s,
+    }
+    lease = timedelta(seconds=call.lease_s)
+    if is_postgresql(conn):
+        rows = conn.execute(
+            _TAKE_PG,
+            {
+                **common,
+                "grace": call.grace_s,
+                "sessions": [key[0] for key in found],
+                "submissions": [key[1] for key in found],
+                "attempts": list(attempt_of.values()),
+            },
+        ).all()
+        claimed = {
+            (row.session_id, row.id): _claimed(call, row, row.claims, row.claimed_at, row.attempt_id) for row in rows
+        }
+    else:
+        # Differs on SQLite because it has no data-modifying CTE; the search ran in this same immediate transaction.
+        now = db_now(conn)
+        rows = conn.execute(_SUBMISSIONS_SQLITE, {"keys": json.dumps([list(key) for key in found])}).all()
+        updates, inserts = [], []
+        for row in rows:
+            attempt_id = attempt_of[row.session_id, row.id]
+            ends = [now + lease]
+            if row.deadline_at is not None:
+                ends.append(row.deadline_at + timedelta(seconds=call.grace_s))
+            keys = {"session_id": row.session_id, "submission_id": row.id, "attempt_id": attempt_id}
+            updates.append({**keys, "reconcile_at": min(ends)})
+            inserts.append(
+                {
+                    **common,
+                    **keys,
+                    "number": row.claims + 1,
+                    "claimed_at": now,
+                    "lease_expires_at": now + lease,
+                    "plan": row.plan,
+                }
+            )
+        conn.execute(_TAKE_SQLITE, updates)
+        conn.execute(_ATTEMPT_SQLITE, inserts)
+        claimed = {
+            (row.session_id, row.id): _claimed(call, row, row.claims + 1, now, attempt_of[row.session_id, row.id])
+            for row in rows
+        }
+    return _with_payloads(conn, [claimed[key] for key in found if key in claimed])
+
+
+def _claimed(call: ClaimCall, row: Any, number: int, claimed_at: datetime, attempt_id: str) -> Claimed:
+    return Claimed(
+        ref=AttemptRef(row.session_id, row.id, attempt_id),
+        number=number,
+        payload=row.payload,
+        plan=row.plan,
+        claimed_at=claimed_at,
+        lease_expires_at=claimed_at + timedelta(seconds=call.lease_s),
+        lease_s=call.lease_s,
+        beat_s=call.beat_s,
+        deadline_at=row.deadline_at,
+    )
+
+
+# An imported submission's input is an entry of its source, under the source's id.
+_INPUT_PAYLOAD: Final = sa.text(
+    "SELECT p.payload FROM entries e JOIN entry_payloads p ON p.session_id = e.session_id AND p.entry_id = e.id"
+    " WHERE e.session_id = :session_id AND e.submission_id = :submission_id AND e.kind = 'message'"
+    " AND e.role IN ('user', 'signal') AND NOT e.is_synthetic AND NOT e.is_sidechain ORDER BY e.seq DESC LIMIT 1"
+)
+
+
+def _with_payloads(conn: Connection, claimed: Sequence[Claimed]) -> tuple[Claimed, ...]:
+    filled: list[Claimed] = []
+    for item in claimed:
+        payload = item.payload
+        if payload is None:
+            payload = conn.execute(
+                _INPUT_PAYLOAD, {"session_id": item.ref.session_id, "submission_id": item.ref.submission_id}
+            ).scalar_one_or_none()
+        filled.append(
+            Claimed(
+                item.ref,
+                item.number,
+                payload,
+                item.plan,
+                item.claimed_at,
+                item.lease_expires_at,
+                item.lease_s,
+                item.beat_s,
+                item.deadline_at,
+            )
+        )
+    return tuple(filled)
+
+
+# --- repeats ---------------------------------------------------------------------------------------------------------
+
+_BEFORE: Final = sa.text(
+    "SELECT a.session_id, a.submission_id, a.attempt_id, a.number, a.plan, a.claimed_at, a.lease_expires_at, a.lease_s,"
+    " a.beat_s, s.deadline_at, p.payload FROM attempts a"
+    " JOIN submissions s ON s.session_id = a.session_id AND s.id = a.submission_id"
+    " LEFT JOIN entry_payloads p ON p.session_id = a.session_id"
+    f" AND p.entry_id = '{INPUT_ID_PREFIX}' || a.submission_id"
+    " WHERE a.claim_key = :claim_key AND a.ended_at IS NULL ORDER BY a.claimed_at, a.session_id"
+).columns(claimed_at=UtcDateTime(), lease_expires_at=UtcDateTime(), deadline_at=UtcDateTime())
+
+
+def _claimed_before(conn: Connection, claim_key: str) -> tuple[Claimed, ...]:
+    rows = conn.execute(_BEFORE, {"claim_key": claim_key}).all()
+    return _with_payloads(
+        conn,
+        [
+            Claimed(
+                ref=AttemptRef(row.session_id, row.submission_id, row.attempt_id),
+                number=row.number,
+                payload=row.payload,
+                plan=row.plan,
+                claimed_at=row.claimed_at,
+                lease_expires_at=row.lease_expires_at,
+                lease_s=row.lease_s,
+                beat_s=row.beat_s,
+                deadline_at=row.deadline_at,
+            )
+            for row in rows
+        ],
+    )
