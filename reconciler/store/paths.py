@@ -1,0 +1,391 @@
+"""Active paths, read in batches from the leaf upwards, without payloads and no further than the input.
+
+``seq`` grows along every path, so it bounds what is read; the walk itself follows parents (`LeafWalk`), and rows of
+other branches that lie between are met on the way. Knows nothing of decisions.
+"""
+
+# ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from reconciler.core.classifier import LeafWalk
+from reconciler.core.model import KIND_UNREADABLE, SessionEntry
+from reconciler.errors import LimitExceeded
+from reconciler.store.dialect import is_postgresql
+
+# Bounds of what is held at once, in entries: rows of one further piece, and entries of the walks that are under way.
+_FURTHER_ROWS_MAX: Final = 20_000
+_WALKING_MAX: Final = 100_000
+_FURTHER_PIECE_MAX: Final = 4_096
+_SESSION_ROWS_MAX: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class PathRequest:
+    """Whose path is wanted. ``leaf_seq`` is None where the leaf is missing, ``input_seq`` where there is no input."""
+
+    session_id: str
+    submission_id: str
+    leaf_entry_id: str | None
+    leaf_seq: int | None
+    input_seq: int | None
+    last_seq: int
+    leaf_known_empty: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Session and submission."""
+        return self.session_id, self.submission_id
+
+
+@dataclass(slots=True)
+class PathRead:
+    """A walk as far as it was needed.
+
+    ``complete`` is False where the walk ended at something that only the whole session explains: a missing entry, a
+    parent that comes after its child, an unreadable leaf. ``plain`` holds the ids of entries whose writer isn't known
+    to be write-ahead (R12). ``error`` says why it was given up.
+    """
+
+    request: PathRequest
+    walk: LeafWalk
+    complete: bool = True
+    rows_read: int = 0
+    plain: set[str] = field(default_factory=set)
+    error: LimitExceeded | None = None
+    # While it is under way: the highest seq not read yet, and the lowest one that is asked for.
+    _upper: int = 0
+    _floor: int = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is more to read."""
+        return self.error is None and self.complete and self.walk.wanted is not None and not self.walk.input_met
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRead:
+    """All entries of a session. ``newest_intact_id`` is None where none can be read."""
+
+    entries: tuple[SessionEntry, ...]
+    newest_intact_id: str | None
+    plain: frozenset[str]
+
+
+# In the order of SessionEntry's fields; the last two are not part of it.
+_ENTRY_NAMES: Final = tuple(item.name for item in fields(SessionEntry))
+_CALLS: Final = _ENTRY_NAMES.index("tool_call_ids")
+_RETRYABLE: Final = _ENTRY_NAMES.index("error_retryable")
+_SEQ: Final = len(_ENTRY_NAMES)
+_WRITE_AHEAD: Final = _SEQ + 1
+_COLUMNS: Final = ", ".join(f"e.{name}" for name in (*_ENTRY_NAMES, "seq", "write_ahead"))
+
+# The number of the request, then the entry: a number costs less to carry than two ids. Bounded by the range of seq, not
+# by a count: the range has no more entries than numbers, and needs neither LATERAL nor an order.
+_PG_PIECES: Final = (
+    f"SELECT k.n, {_COLUMNS} FROM unnest(CAST(%(n)s AS int[]), CAST(%(sessions)s AS text[]),"
+    " CAST(%(lower)s AS bigint[]), CAST(%(upper)s AS bigint[])) AS k(n, session_id, lower, upper)"
+    " JOIN entries e ON e.session_id = k.session_id AND e.seq BETWEEN k.lower AND k.upper"
+)
+_SQLITE_PIECES: Final = (
+    f"SELECT k.n, {_COLUMNS} FROM (SELECT json_extract(value, '$[0]') AS n, json_extract(value, '$[1]') AS session_id,"
+    " json_extract(value, '$[2]') AS lower, json_extract(value, '$[3]') AS upper FROM json_each(:keys)) k"
+    " CROSS JOIN entries e WHERE e.session_id = k.session_id AND e.seq BETWEEN k.lower AND k.upper"
+)
+_PG_SESSIONS: Final = (
+    f"SELECT e.session_id, {_COLUMNS} FROM entries e WHERE e.session_id = ANY(CAST(%(sessions)s AS text[]))"
+    " ORDER BY e.session_id, e.seq"
+)
+_SQLITE_SESSIONS: Final = (
+    f"SELECT e.session_id, {_COLUMNS} FROM entries e WHERE e.session_id IN (SELECT value FROM json_each(:sessions))"
+    " ORDER BY e.session_id, e.seq"
+)
+_PG_BRANCHES: Final = (
+    f"SELECT k.n, {_COLUMNS} FROM unnest(CAST(%(n)s AS int[]), CAST(%(sessions)s AS text[]),"
+    " CAST(%(lower)s AS bigint[]), CAST(%(calls)s AS text[])) AS k(n, session_id, lower, calls)"
+    " JOIN entries e ON e.session_id = k.session_id AND e.seq > k.lower"
+    " WHERE EXISTS (SELECT 1 FROM entries r WHERE r.session_id = k.session_id AND r.seq > k.lower"
+    " AND r.role = 'tool_result' AND r.tool_call_id IN (SELECT json_array_elements_text(CAST(k.calls AS json))))"
+)
+_SQLITE_BRANCHES: Final = (
+    f"SELECT k.n, {_COLUMNS} FROM (SELECT json_extract(value, '$[0]') AS n, json_extract(value, '$[1]') AS session_id,"
+    " json_extract(value, '$[2]') AS lower, json_extract(value, '$[3]') AS calls FROM json_each(:keys)) k"
+    " CROSS JOIN entries e WHERE e.session_id = k.session_id AND e.seq > k.lower"
+    " AND EXISTS (SELECT 1 FROM entries r WHERE r.session_id = k.session_id AND r.seq > k.lower"
+    " AND r.role = 'tool_result' AND r.tool_call_id IN (SELECT value FROM json_each(k.calls)))"
+)
+
+
+def _entry(row: Sequence[Any], start: int) -> SessionEntry:
+    values = list(row[start : start + _SEQ])
+    calls = values[_CALLS]
+    values[_CALLS] = () if calls is None else tuple(json.loads(calls))
+    if values[_RETRYABLE] is not None:
+        # Differs on SQLite because its truth values are numbers; this one is compared by identity.
+        values[_RETRYABLE] = bool(values[_RETRYABLE])
+    return SessionEntry(*values)
+
+
+# --- from the leaf upwards -------------------------------------------------------------------------------------------
+
+
+def read_paths(
+    conn: Connection, requests: Sequence[PathRequest], *, piece: int, entries_max: int
+) -> Iterator[PathRead]:
+    """Yield a walk for each request, in no certain order, reading in pieces until each input is met.
+
+    The first *piece* entries from every leaf are read by one statement. Where the input is not among them, larger
+    pieces follow, for few walks at a time, so that what is held stays bounded: take each walk and drop it. A path of
+    more than *entries_max* entries is given up, with an ``error``.
+    """
+    under_way: list[PathRead] = []
+    starting = []
+    for request in requests:
+        read = _start(request)
+        if read.under_way:
+            starting.append(read)
+        else:
+            yield read
+    _read_pieces(conn, starting, piece, entries_max)
+    for read in starting:
+        if read.under_way:
+            under_way.append(read)
+        else:
+            yield read
+    for group in _groups(under_way):
+        while group:
+            _read_pieces(conn, group, max(piece, min(_FURTHER_PIECE_MAX, _FURTHER_ROWS_MAX // len(group))), entries_max)
+            for read in group:
+                if not read.under_way:
+                    yield read
+            group = [read for read in group if read.under_way]
+
+
+def _start(request: PathRequest) -> PathRead:
+    walk = LeafWalk(
+        request.leaf_entry_id,
+        request.submission_id,
+        has_entries=request.last_seq > 0,
+        leaf_known_empty=request.leaf_known_empty,
+    )
+    read = PathRead(request, walk)
+    if walk.wanted is not None and request.leaf_seq is None:
+        read.complete = False
+    elif request.leaf_seq is not None:
+        read._upper = request.leaf_seq
+        # The newest input is mostly the one on the path: nothing below it is read then. One above the leaf is on
+        # another branch.
+        below = request.input_seq is not None and request.input_seq <= request.leaf_seq
+        read._floor = request.input_seq if below and request.input_seq is not None else 1
+    if walk.damage is not None:
+        read.complete = False
+    return read
+
+
+def _groups(under_way: Sequence[PathRead]) -> Iterator[list[PathRead]]:
+    group: list[PathRead] = []
+    size = 0
+    for read in under_way:
+        expected = read._upper - read._floor + 1
+        if group and size + expected > _WALKING_MAX:
+            yield group
+            group, size = [], 0
+        group.append(read)
+        size += expected
+    if group:
+        yield group
+
+
+def _read_pieces(conn: Connection, reads: Sequence[PathRead], size: int, entries_max: int) -> None:
+    if not reads:
+        return
+    ranges = [(max(read._floor, read._upper - size + 1), read._upper) for read in reads]
+    for read, (lower, _), rows in zip(reads, ranges, _pieces(conn, reads, ranges), strict=True):
+        _feed(read, rows, lower, entries_max)
+
+
+def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    found: list[list[Any]] = [[] for _ in reads]
+    sessions = [read.request.session_id for read in reads]
+    if is_postgresql(conn):
+        rows = conn.exec_driver_sql(
+            _PG_PIECES,
+            {
+                "n": list(range(len(reads))),
+                "sessions": sessions,
+                "lower": [lower for lower, _ in ranges],
+                "upper": [upper for _, upper in ranges],
+            },
+        )
+    else:
+        keys = [(n, session_id, *bounds) for n, (session_id, bounds) in enumerate(zip(sessions, ranges, strict=True))]
+        rows = conn.exec_driver_sql(_SQLITE_PIECES, {"keys": json.dumps(keys)})
+    for row in rows:
+        found[row[0]].append(row)
+    return found
+
+
+def _feed(read: PathRead, rows: Sequence[Any], lower: int, entries_max: int) -> None:
+    read.rows_read += len(rows)
+    entries = []
+    for row in rows:
+        entry = _entry(row, 1)
+        entries.append(entry)
+        if not row[1 + _WRITE_AHEAD]:
+            read.plain.add(entry.id)
+    read.walk.feed(entries)
+    read._upper = lower - 1
+    if not read.under_way:
+        if read.walk.damage is not None and not read.walk.path:
+            # The leaf itself can't be read.
+            read.complete = False
+        return
+    if read.rows_read >= entries_max:
+        read.error = LimitExceeded(
+            f'cannot inspect submission "{read.request.submission_id}" of session "{read.request.session_id}":'
+            f" {read.rows_read} entries from the leaf upwards hold no input",
+            detail={"limit": "path_entries_max", "value": entries_max},
+            hint="raise path_entries_max, or settle or abort it by hand",
+        )
+    elif read._upper < read._floor:
+        if read._floor > 1:
+            # The newest input isn't on the path. Another one may be, further up.
+            read._floor = 1
+        else:
+            read.complete = False
+
+
+def read_on(conn: Connection, reads: Sequence[PathRead], *, piece: int, entries_max: int) -> None:
+    """Read further up, above the input, while results below it lack their calls (R2), at most *entries_max* entries."""
+    waiting = [read for read in reads if _lacks_calls(read)]
+    for read in waiting:
+        read._floor = 1
+    while waiting:
+        _read_pieces(conn, waiting, max(piece, min(_FURTHER_PIECE_MAX, _FURTHER_ROWS_MAX // len(waiting))), entries_max)
+        for read in waiting:
+            if read._upper < 1:
+                read.walk.end()
+        waiting = [read for read in waiting if _lacks_calls(read) and read.rows_read < entries_max]
+
+
+def _lacks_calls(read: PathRead) -> bool:
+    return read.error is None and read.walk.wanted is not None and read.walk.calls_lacking
+
+
+# --- what lies beside the path ---------------------------------------------------------------------------------------
+
+
+def read_branches(
+    conn: Connection, wanted: Sequence[tuple[PathRequest, Iterable[str]]]
+) -> dict[tuple[str, str], tuple[SessionEntry, ...]]:
+    """Return the entries newer than each leaf, for those sessions where one of them answers one of the calls (R7).
+
+    What is older than the leaf was met by the walk. A session without such an answer is left out.
+    """
+    asked = [(request, json.dumps(sorted(set(calls)))) for request, calls in wanted if _has_newer(request)]
+    if not asked:
+        return {}
+    keys = [(number, request.session_id, request.leaf_seq, calls) for number, (request, calls) in enumerate(asked)]
+    if is_postgresql(conn):
+        names = ("n", "sessions", "lower", "calls")
+        found = conn.exec_driver_sql(_PG_BRANCHES, {name: [key[n] for key in keys] for n, name in enumerate(names)})
+    else:
+        found = conn.exec_driver_sql(_SQLITE_BRANCHES, {"keys": json.dumps(keys)})
+    rows: dict[int, list[SessionEntry]] = {}
+    for row in found:
+        rows.setdefault(row[0], []).append(_entry(row, 1))
+    return {asked[number][0].key: tuple(entries) for number, entries in rows.items()}
+
+
+def _has_newer(request: PathRequest) -> bool:
+    return request.leaf_seq is not None and request.last_seq > request.leaf_seq
+
+
+def read_sessions(conn: Connection, sizes: Mapping[str, int], *, entries_max: int) -> Iterator[tuple[str, SessionRead]]:
+    """Yield every entry of each session, one session at a time: for what the path alone can't answer (R6, R10).
+
+    *sizes* maps session ids to their last seq. Few statements: sessions are read together up to a bounded number of
+    rows.
+
+    Raises:
+        LimitExceeded: a session has more than *entries_max* entries; ask for those one by one.
+    """
+    together: list[str] = []
+    rows = 0
+    for session_id in sorted(sizes):
+        size = sizes[session_id]
+        if size > entries_max:
+            raise LimitExceeded(
+                f'cannot read session "{session_id}": it has up to {size} entries, {entries_max} are allowed',
+                detail={"limit": "path_entries_max", "value": entries_max},
+                hint="raise path_entries_max, or settle or abort its submissions by hand",
+            )
+        if together and rows + size > _SESSION_ROWS_MAX:
+            yield from _read_together(conn, together)
+            together, rows = [], 0
+        together.append(session_id)
+        rows += size
+    if together:
+        yield from _read_together(conn, together)
+
+
+def _read_together(conn: Connection, session_ids: Sequence[str]) -> Iterator[tuple[str, SessionRead]]:
+    if is_postgresql(conn):
+        found = conn.exec_driver_sql(_PG_SESSIONS, {"sessions": list(session_ids)})
+    else:
+        found = conn.exec_driver_sql(_SQLITE_SESSIONS, {"sessions": json.dumps(list(session_ids))})
+    seen = set()
+    for session_id, rows in groupby(found, key=itemgetter(0)):
+        seen.add(session_id)
+        yield session_id, _whole(rows)
+    for session_id in session_ids:
+        if session_id not in seen:
+            yield session_id, SessionRead((), None, frozenset())
+
+
+def _whole(rows: Iterable[Any]) -> SessionRead:
+    entries = []
+    plain = set()
+    newest = None
+    for row in rows:
+        entry = _entry(row, 1)
+        entries.append(entry)
+        if not row[1 + _WRITE_AHEAD]:
+            plain.add(entry.id)
+        if entry.kind != KIND_UNREADABLE:
+            newest = entry.id
+    return SessionRead(tuple(entries), newest, frozenset(plain))
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+_PG_PAYLOADS: Final = (
+    "SELECT p.session_id, p.entry_id, p.payload FROM unnest(CAST(%(sessions)s AS text[]), CAST(%(entries)s AS text[]))"
+    " AS k(session_id, entry_id) JOIN entry_payloads p ON p.session_id = k.session_id AND p.entry_id = k.entry_id"
+)
+_SQLITE_PAYLOADS: Final = (
+    "SELECT p.session_id, p.entry_id, p.payload FROM (SELECT json_extract(value, '$[0]') AS session_id,"
+    " json_extract(value, '$[1]') AS entry_id FROM json_each(:keys)) k CROSS JOIN entry_payloads p"
+    " WHERE p.session_id = k.session_id AND p.entry_id = k.entry_id"
+)
+
+
+def read_payloads(conn: Connection, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the payloads of the entries *keys* (session, entry), one statement for all; missing ones are left out."""
+    if not keys:
+        return {}
+    if is_postgresql(conn):
+        found = conn.exec_driver_sql(
+            _PG_PAYLOADS, {"sessions": [key[0] for key in keys], "entries": [key[1] for key in keys]}
+        )
+    else:
+        found = conn.exec_driver_sql(_SQLITE_PAYLOADS, {"keys": json.dumps(keys)})
+    return {(row[0], row[1]): row[2] for row in found}
