@@ -1,6 +1,7 @@
 """Canonical JSON: one text for one value, so that digests and stored payloads compare.
 
-ASCII escapes (NUL and lone surrogates stay storable on every database), sorted keys, no blanks, no NaN.
+ASCII escapes (NUL and lone surrogates stay storable on every database), sorted keys, no blanks, no NaN. Knows
+nothing of what the values mean.
 """
 
 from __future__ import annotations
@@ -11,28 +12,69 @@ from typing import Final
 
 from reconciler.errors import InvalidInput
 
+# Deeper text could be written but, on some stacks, not be read back: the interpreter's limit is near.
+JSON_DEPTH_MAX: Final = 500
+
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+_CONTAINERS: Final = (dict, list, tuple)
 
 
 def canonical_json(value: object) -> str:
-    """Return *value* as canonical JSON.
+    """Return *value* as canonical JSON: None, booleans, numbers, text, lists (tuples too) and dicts with text keys.
+
+    Equal values of equal types give the same text; 1 and 1.0 are different texts.
 
     Raises:
-        InvalidInput: *value* holds something that JSON hasn't (NaN, infinities, objects), or nests too deep.
+        InvalidInput: *value* holds something that JSON hasn't (NaN, infinities, objects, keys that are no text), holds
+            itself, nests deeper than `JSON_DEPTH_MAX`, or has an integer of thousands of digits.
     """
     try:
-        return _ENCODER.encode(value)
+        text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"cannot write the value as JSON: {error}") from None
     except RecursionError:
-        raise InvalidInput("cannot write the value as JSON: it is nested too deep") from None
+        raise _too_deep() from None
+    # After the encoder, which has found that the value does not hold itself.
+    _check_shape(value)
+    return text
 
 
 def content_digest(value: object) -> str:
-    """Return the SHA-256 of *value* as canonical JSON, in hex."""
+    """Return the SHA-256 of *value* as canonical JSON, in hex.
+
+    Raises:
+        InvalidInput: as `canonical_json`.
+    """
     return text_digest(canonical_json(value))
 
 
 def text_digest(canonical: str) -> str:
     """Return the SHA-256 of a text that is canonical JSON already, in hex."""
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _check_shape(value: object) -> None:
+    # Level by level instead of by recursion. The encoder writes keys that are numbers, booleans or None as text: two
+    # values would then have one text, and what is read back would be another value.
+    level: list[object] = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(JSON_DEPTH_MAX):
+        if not level:
+            return
+        below: list[object] = []
+        for container in level:
+            if isinstance(container, dict):
+                for key in container:
+                    if not isinstance(key, str):
+                        raise InvalidInput(
+                            f"cannot write the value as JSON: the key {key!r} is no text", hint="make its keys text"
+                        )
+                below += [item for item in container.values() if isinstance(item, _CONTAINERS)]
+            elif isinstance(container, list | tuple):
+                below += [item for item in container if isinstance(item, _CONTAINERS)]
+        level = below
+    if level:
+        raise _too_deep()
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput(f"cannot write the value as JSON: it is nested deeper than {JSON_DEPTH_MAX} levels")
