@@ -140,7 +140,7 @@ def due_at(facts: SubmissionFacts, now: datetime, limits: Limits, *, cause: DueC
             if facts.status is SubmissionStatus.QUEUED and facts.decision_stands:
                 return standing_due_at(facts)
             return now
-    assert_never(facts.status)
+    assert_never(facts.status)  # pragma: no cover
 
 
 def standing_due_at(facts: SubmissionFacts) -> datetime | None:

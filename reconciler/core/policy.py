@@ -118,7 +118,7 @@ def backoff(kind: BackoffKind, failures: int, limits: Limits, *, jitter: float =
             base, cap = limits.provider_backoff_base_s, limits.provider_backoff_max_s
         case BackoffKind.CAPABILITY:
             base, cap = limits.capability_backoff_s, limits.backoff_max_s
-        case _:
+        case _:  # pragma: no cover
             assert_never(kind)
     # 64 doublings pass every cap; a larger exponent would only overflow.
     delay = min(cap, base * limits.backoff_factor ** min(max(failures, 1) - 1, 64))
@@ -216,7 +216,7 @@ def event_of(decision: Decision) -> SubmissionEvent | None:
             return SubmissionEvent.HOLD
         case DecisionAction.WAIT | DecisionAction.ADVISE:
             return None if decision.attempt_end is None else SubmissionEvent.FENCE
-    assert_never(decision.action)
+    assert_never(decision.action)  # pragma: no cover
 
 
 def _case(
@@ -466,7 +466,7 @@ def _gate_10(case: _Case) -> Decision | None:
             return _requeue(case, 10, mode, Reason.APPROVED if mode is ResumeMode.APPROVED else Reason.RESUME)
         case SubmissionInspection.UNCERTAIN | SubmissionInspection.COMPLETED:
             return None
-    assert_never(case.inspection.state)
+    assert_never(case.inspection.state)  # pragma: no cover
 
 
 def _gate_11(case: _Case) -> Decision:
