@@ -1,7 +1,7 @@
 """The refine gate: scored candidate edits against a budget and a memory of what was rejected (contract 3.3).
 
-Knows nothing of databases, epochs or processes: the durable gate keeps the same values in rows and asks ``gate_step``
-for every verdict, so that both give one answer.
+The durable gate keeps the same values in rows and asks ``gate_step`` for every verdict, so that both give one answer;
+the frozen values of its epochs, steps and rejections stand at the end. Knows nothing of databases or processes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from numbers import Real
 from typing import Final, assert_never
@@ -328,3 +329,111 @@ def run_refine_gate(
             case _ as never:  # pragma: no cover
                 assert_never(never)
     return RefineOutcome(best, tuple(steps), buffer)
+
+
+# --- what the durable gate keeps -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RefineEpoch:
+    """One budgeted round of a subject. Instants are aware UTC, by the database's clock."""
+
+    subject: str
+    epoch: int
+    baseline_score: float
+    best_score: float
+    budget: EditBudget
+    used: int
+    # Rows of its history, those that cost nothing too.
+    steps: int
+    # The subject's rejected edits that aren't tried again: now in the newest epoch, at its end in an older one.
+    rejected_count: int
+    # How many of them are kept; None for all. How many were dropped for that in this epoch.
+    buffer_max: int | None
+    evicted: int
+    opened_at: datetime
+    closed_at: datetime | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes steps."""
+        return self.closed_at is None
+
+    @property
+    def edits_left(self) -> int:
+        """How many candidates it may still score."""
+        return self.budget.max - self.used
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether its floor is reached."""
+        return may_stop_early(self.used, self.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class GateAnswer:
+    """What the durable gate said of one candidate, with the epoch as the step left it."""
+
+    subject: str
+    epoch: int
+    edit_id: str
+    score: float
+    verdict: RefineVerdict
+    best_score: float
+    used: int
+    budget: EditBudget
+    # The place in the epoch's history; None where the step left no row (it cost nothing, and had no key).
+    number: int | None = None
+    # The caller's; None where it gave none.
+    step_key: str | None = None
+    # The call was a repeat: this is its first answer, and nothing was spent.
+    repeated: bool = False
+    # The rejected edit that a bounded buffer dropped for this one.
+    evicted_edit_id: str | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the edit is the new best."""
+        return self.verdict is RefineVerdict.ACCEPTED
+
+    @property
+    def edits_left(self) -> int:
+        """How many candidates the epoch could still score after this one."""
+        return self.budget.max - self.used
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether the epoch's floor was reached."""
+        return may_stop_early(self.used, self.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One row of a subject's history."""
+
+    subject: str
+    epoch: int
+    number: int
+    edit_id: str
+    candidate_score: float
+    verdict: RefineVerdict
+    # After the step.
+    best_score: float
+    used: int
+    stepped_at: datetime
+    step_key: str | None = None
+    evicted_edit_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedEdit:
+    """A rejection as it is remembered: the worst drop of all times, and how often the edit was scored and rejected."""
+
+    subject: str
+    edit_id: str
+    worst_drop: float
+    count: int
+    first_at: datetime
+    last_at: datetime
+    # Set: an operator let it be tried again.
+    forgiven_at: datetime | None = None
