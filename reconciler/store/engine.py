@@ -353,6 +353,8 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
     }
     if settings.read_only:
         server["default_transaction_read_only"] = "on"
+        # Beside the server's default, because a connection that comes back to the pool is set to "read write".
+        options = {**options, "postgresql_readonly": True}
     given = url.query.get("options", "")
     extra = given if isinstance(given, str) else " ".join(given)
     connect_args["options"] = " ".join([*(f"-c {key}={value}" for key, value in server.items()), extra]).strip()
@@ -549,9 +551,10 @@ def require_schema(engine: Engine, *, for_writing: bool = True) -> None:
 
 def _require_writable(engine: Engine) -> None:
     if is_sqlite(engine):
-        # Takes the write lock and gives it back: the same refusal that the first write would meet.
-        with begin(engine):
-            pass
+        # Takes the write lock and changes nothing. The statement is needed: on a read-only file BEGIN IMMEDIATE alone
+        # quietly begins a reading transaction.
+        with begin(engine) as conn:
+            conn.exec_driver_sql(f"DELETE FROM {VERSION_TABLE} WHERE 1 = 0")
         return
     with begin(engine) as conn:
         read_only = conn.execute(sa.text("SELECT current_setting('transaction_read_only') = 'on'")).scalar_one()
