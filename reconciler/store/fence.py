@@ -77,6 +77,32 @@ _OUTCOME_KEPT: Final = sa.select(settled_ids.c.outcome).where(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A submission of which only the outcome is left."""
+
+    outcome: str
+
+
+def lock_submission(conn: Connection, session_id: str, submission_id: str) -> Any | Pruned:
+    """Lock the session's and the submission's row and return them as one (see `Held.row`).
+
+    Raises:
+        NotFound: there is no such submission, and there never was one that was settled.
+    """
+    keys = {"p_session": session_id, "p_submission": submission_id}
+    row = conn.execute(_LOCK, keys).one_or_none()
+    if row is not None:
+        return row
+    outcome = conn.execute(_OUTCOME_KEPT, keys).scalar_one_or_none()
+    if outcome is not None:
+        return Pruned(outcome)
+    raise NotFound(
+        f'there is no submission "{session_id}/{submission_id}"',
+        hint="check the ids; `reconciler list` shows what there is",
+    )
+
+
 def hold(conn: Connection, ref: AttemptRef) -> Held:
     """Lock the session's and the submission's row, then read the attempt and the clock.
 
@@ -84,15 +110,11 @@ def hold(conn: Connection, ref: AttemptRef) -> Held:
         AttemptLost: the submission was settled and pruned since.
         NotFound: there is no such submission.
     """
-    keys = {"p_session": ref.session_id, "p_submission": ref.submission_id}
-    row = conn.execute(_LOCK, keys).one_or_none()
-    if row is None:
-        outcome = conn.execute(_OUTCOME_KEPT, keys).scalar_one_or_none()
-        if outcome is not None:
-            raise AttemptLost(
-                f"cannot write for {ref.name}: it was settled {outcome} and pruned since", outcome=outcome
-            )
-        raise NotFound(f"there is no {ref.name}", hint="check the ids; `reconciler list` shows what there is")
+    row = lock_submission(conn, ref.session_id, ref.submission_id)
+    if isinstance(row, Pruned):
+        raise AttemptLost(
+            f"cannot write for {ref.name}: it was settled {row.outcome} and pruned since", outcome=row.outcome
+        )
     wanted = {"p_session": ref.session_id, "p_attempt": ref.attempt_id}
     if is_postgresql(conn):
         attempt = conn.execute(_ATTEMPT_AND_CLOCK, wanted).one_or_none()
