@@ -39,6 +39,20 @@ def canonical_json(value: object) -> str:
     return text
 
 
+def canonical_json_parsed(value: object) -> str:
+    """Return *value*, which a JSON parser made and whose depth is known to be bounded, as canonical JSON.
+
+    The same text as `canonical_json`, without looking at each part again: what a parser made has text keys.
+
+    Raises:
+        InvalidInput: *value* holds a float that JSON hasn't.
+    """
+    try:
+        return _ENCODER.encode(value)
+    except ValueError as error:
+        raise InvalidInput(f"cannot write the value as JSON: {error}") from None
+
+
 def content_digest(value: object) -> str:
     """Return the SHA-256 of *value* as canonical JSON, in hex.
 

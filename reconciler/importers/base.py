@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from reconciler.core.canonical import canonical_json
+from reconciler.core.canonical import canonical_json_parsed
 from reconciler.core.model import SessionEntry
 from reconciler.errors import InvalidInput
 from reconciler.importers.reading import LINE_BYTES_MAX, LineReader, Progress, decode_line, id_fault, replacement_id
@@ -248,9 +248,9 @@ class Reading:
 def payload_text(value: object) -> str:
     """Return the canonical JSON of a payload; floats that JSON can't hold are kept as text."""
     try:
-        return canonical_json(value)
+        return canonical_json_parsed(value)
     except InvalidInput:
-        return canonical_json(_finite(value))
+        return canonical_json_parsed(_finite(value))
 
 
 def _finite(value: object) -> object:
