@@ -167,8 +167,13 @@ DialectInsert = postgresql.Insert | sqlite.Insert
 
 
 def insert(conn: Connection, table: sa.Table) -> DialectInsert:
-    """Return an insert with the ``on_conflict_…`` methods, which both databases spell alike."""
-    return postgresql.insert(table) if is_postgresql(conn) else sqlite.insert(table)
+    """Return an insert with the ``on_conflict_…`` methods, which both databases spell alike.
+
+    Its result's ``rowcount`` says how many rows were written (for one set of values; not for a list of them).
+    """
+    statement: DialectInsert = postgresql.insert(table) if is_postgresql(conn) else sqlite.insert(table)
+    # An insert's count is thrown away by default on PostgreSQL.
+    return statement.execution_options(preserve_rowcount=True)
 
 
 def insert_ignore(conn: Connection, table: sa.Table, *, key: Collection[str] | None = None) -> DialectInsert:
@@ -324,6 +329,8 @@ def classify_error(error: BaseException) -> StoreError:
     elif isinstance(error, sa_exc.StatementError) and error.orig is not None:
         original = error.orig
     text = _one_line(original)
+    if isinstance(original, InvalidInput):
+        return StoreError(ErrorKind.VALUE, original.message)  # of a column type, while the values were bound
     if isinstance(original, sa_exc.TimeoutError):
         return StoreError(ErrorKind.UNREACHABLE, "every connection of the pool is in use")
     if isinstance(original, UnicodeEncodeError | OverflowError):
@@ -399,6 +406,8 @@ def translate_error(error: BaseException, database: str = "the database") -> Rec
     """
     if isinstance(error, ReconcilerError):
         return error
+    if isinstance(error, sa_exc.StatementError) and isinstance(error.orig, ReconcilerError):
+        return error.orig
     found = classify_error(error)
     detail = {"kind": found.kind.value, "reason": found.text}
     match found.kind:
