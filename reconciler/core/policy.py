@@ -369,7 +369,8 @@ def _gate_5(case: _Case) -> Decision | None:
     facts = case.facts
     if has_passed(facts.deadline_at, case.now):
         return _settle(case, 5, Outcome.FAILED, Reason.DEADLINE_EXCEEDED)
-    if is_parked(facts) and not is_held(facts) and has_passed(facts.parked_until, case.now):
+    # A parked row that is held was waited for at gate 2: its park does not expire in a person's hands.
+    if is_parked(facts) and has_passed(facts.parked_until, case.now):
         return _settle(case, 5, Outcome.FAILED, Reason.PARK_EXPIRED)
     return None
 

@@ -402,6 +402,25 @@ def test_an_attempt_counts_one_provider_error_however_often_it_is_decided_upon()
     assert (Counters(provider_errors=1), None) == (failed.counters, failed.provider_error_attempt_id)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attempts_spent": 20, "crashes_in_row": 5, "provider_errors": 8}, Reason.ATTEMPTS_EXHAUSTED),
+        ({"attempts_spent": 19, "crashes_in_row": 5, "provider_errors": 8}, Reason.CRASH_LOOP),
+        ({"attempts_spent": 19, "crashes_in_row": 4, "provider_errors": 8}, Reason.PROVIDER_ERRORS_EXHAUSTED),
+        ({"attempts_spent": 19, "crashes_in_row": 4, "provider_errors": 7}, Reason.PROVIDER_RETRY),
+    ],
+)
+def test_the_budgets_are_asked_in_the_order_of_the_gates(changes: dict[str, Any], reason: Reason) -> None:
+    facts = row(**(ended(AttemptEnd.FAILED) | changes))
+    assert reason is decide(INPUT_ONLY, facts, NOW, LIMITS).reason
+
+
+def test_whether_a_retry_helps_is_asked_of_the_runner_only_where_it_failed_the_attempt() -> None:
+    crashed = row(**ended(AttemptEnd.CRASHED, retryable=True))
+    assert decide(INPUT_ONLY, crashed, NOW, LIMITS, evidence=REJECTED).reason is Reason.PROVIDER_REJECTED
+
+
 # --- gates 10 and 11 -----------------------------------------------------------------------------------------------
 
 
@@ -680,6 +699,16 @@ def test_a_mirrored_session_gets_advice_and_is_not_due_again(
     )
     assert decision.is_written
     assert event_of(decision) is None
+
+
+def test_advice_is_not_due_at_a_deadline_either() -> None:
+    for inspection in (UNFINISHED, DAMAGED):
+        assert decide(inspection, row(origin=MIRRORED, deadline_at=at(5)), NOW, LIMITS).reconcile_at is None
+
+
+def test_a_requeued_row_is_due_at_its_deadline() -> None:
+    assert decide(UNFINISHED, row(deadline_at=at(5)), NOW, LIMITS).reconcile_at == at(5)
+    assert decide(UNFINISHED, row(), NOW, LIMITS).reconcile_at is None
 
 
 def test_a_mirrored_hold_follows_its_record_and_a_persons_hold_does_not() -> None:
