@@ -98,8 +98,10 @@ class ImportedEntry:
 class ImportedSubmission:
     """A prompt that the file holds.
 
-    ``input_entry_id`` is its first canonical input; None for one that was accepted and never applied: then ``payload``
-    is its canonical JSON. ``is_pending`` marks the last one of the active path, and what still waits behind it.
+    ``input_entry_id`` is its first canonical input; None for one that was accepted and never applied (then ``payload``
+    is its canonical JSON), and for one whose prompt the file lost. ``kind``: ``prompt``, ``signal`` (machine-made),
+    ``queued`` (never applied) or ``cut`` (lost). ``is_pending`` marks the last one of the active path, and what still
+    waits behind it.
     """
 
     submission_id: str
@@ -115,8 +117,7 @@ class ImportedSession:
 
     ``entries`` are sorted so that a parent comes before its children (save in a cycle). ``submissions`` are in the
     order of admission. ``leaf_known_empty``: the source says that the active position is before the first entry.
-    ``response_may_grow``: the last response keeps no sign of its end, so its writer may still be at it. ``withdrawn``:
-    ids under which accepted prompts were listed earlier that have since become entries or were taken back.
+    ``response_may_grow``: the last response keeps no sign of its end, so its writer may still be at it.
     """
 
     session_id: str
@@ -125,7 +126,6 @@ class ImportedSession:
     leaf_known_empty: bool
     submissions: tuple[ImportedSubmission, ...]
     response_may_grow: bool = False
-    withdrawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,6 @@ class _Queued:
 @dataclass(slots=True)
 class _Queue:
     waiting: list[_Queued] = field(default_factory=list)
-    # Ids under which a prompt was listed while it waited.
-    gone: list[str] = field(default_factory=list)
 
     def take(self, line: int, value: dict[str, Any]) -> None:
         """Follow one queue operation."""
@@ -92,16 +90,10 @@ class _Queue:
         elif operation in ("dequeue", "remove") and self.waiting:
             named = payload_text({"content": content}) if content is not None else None
             at = next((i for i, item in enumerate(self.waiting) if item.payload == named), 0)
-            self._leave(self.waiting.pop(at))
+            self.waiting.pop(at)
         elif operation == "popAll":
             # Taken back by the person.
-            for item in self.waiting:
-                self._leave(item)
             self.waiting.clear()
-
-    def _leave(self, item: _Queued) -> None:
-        if item.by_person:
-            self.gone.append(item.submission_id)
 
 
 class _File:
@@ -233,7 +225,6 @@ class _File:
             leaf is None and not speaks,
             tuple(self._submissions(drafts, leaf)),
             response_may_grow=drafts.may_grow(leaf),
-            withdrawn=tuple(self._queue.gone),
         )
 
     def _session_id(self) -> str:
@@ -308,9 +299,6 @@ class _File:
         pending = drafts.turn_at(leaf)
         if pending is None and drafts.submissions and leaf is None:
             pending = next(reversed(drafts.submissions))
-        if pending is not None and pending not in drafts.submissions:
-            # The file begins in the middle of a turn: its prompt is not here, and what came of it is.
-            yield ImportedSubmission(pending, None, "cut", is_pending=True)
         for submission in drafts.submissions.values():
             yield replace(submission, is_pending=submission.submission_id == pending)
         for queued in self._queue.waiting:
@@ -352,12 +340,14 @@ class _Linker:
             self._alias[node.uuid] = parent
             return
         if node.form is Form.ASSISTANT:
+            self._cut(node, turn)
             self._assistant(node, parent, turn)
             return
         if node.form is Form.RESULT:
             if turn is not None and turn.startswith("before:") and node.prompt_id is not None:
                 # The prompt isn't in the file, and its id still is.
                 turn = node.prompt_id
+            self._cut(node, turn)
             self._results(node, parent, turn, spoken)
             return
         draft = _Draft(node.uuid, parent, [node], turn)
@@ -383,6 +373,11 @@ class _Linker:
             if node.form is Form.TURN_END and spoken is not None:
                 spoken.turn_over = True
         self._add(draft, node, spoken)
+
+    def _cut(self, node: Node, turn: str | None) -> None:
+        """List a turn whose prompt the file lost: what came of it is here."""
+        if turn is not None and not node.is_sidechain and turn not in self.submissions:
+            self.submissions[turn] = ImportedSubmission(turn, None, "cut")
 
     def _parent_of(self, node: Node) -> str | None:
         raw = node.parent

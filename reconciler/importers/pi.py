@@ -310,8 +310,11 @@ class _File:
                     turn = entry.id
                     submissions[turn] = ImportedSubmission(turn, entry.id)
                 fresh = True
-            elif role == m.ROLE_ASSISTANT:
-                fresh = False
+            elif role in (m.ROLE_ASSISTANT, m.ROLE_TOOL_RESULT):
+                fresh = fresh and role != m.ROLE_ASSISTANT
+                if turn is not None and turn not in submissions:
+                    # The file lost the prompt of this turn: what came of it is here.
+                    submissions[turn] = ImportedSubmission(turn, None, "cut")
             turns[entry.id] = (turn, fresh)
             node.entry = replace(entry, submission_id=turn) if turn is not None else entry
         return submissions
@@ -350,10 +353,7 @@ class _File:
             # Nobody can say where the session stands: the newest prompt is the one to ask about.
             return next(reversed(submissions), None)
         turn = node.entry.submission_id
-        if turn is not None and turn not in submissions:
-            # The file begins in the middle of a turn: its prompt is not here, and what came of it is.
-            submissions[turn] = ImportedSubmission(turn, None, "cut")
-        return turn
+        return turn if turn in submissions else None
 
 
 def _is_answer(entry: m.SessionEntry) -> bool:

@@ -20,11 +20,12 @@ from reconciler.importers.files import SessionFile, opened, session_files
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far a long read is: the file, and the bytes done of its size."""
+    """How far a long work on a file is: bytes while it is ``reading``, entries while it is ``storing``."""
 
     file: str
-    bytes_done: int
-    bytes_total: int
+    done: int
+    total: int
+    phase: str = "reading"
 
 
 ProgressCallback = Callable[[FileProgress], None]
@@ -70,13 +71,14 @@ def read_file(
     sink: PayloadSink | None = None,
     progress: ProgressCallback | None = None,
     prefix_bytes: int | None = None,
+    reason: str = "named by the caller",
 ) -> tuple[ImportResult, Detection]:
     """Read an opened file with the importer of its format, and say how the format was decided.
 
     Raises:
         UnknownFormat: *format* names none, or is ``auto`` and the file is in none.
     """
-    detection = detect(file.stream, file.name) if format == AUTO else Detection(format, "named by the caller")
+    detection = detect(file.stream, file.name) if format == AUTO else Detection(format, reason)
     importer = importer_for(detection.format)
     file.stream.seek(0)
 

@@ -1,0 +1,709 @@
+"""Sessions that come from files: entries in pieces, leaf and due rows with the last piece.
+
+One transaction per function, each short: an import of any size is many of them, and a crash between two is mended by
+importing again (the source's digest is written last). Nothing of an unfinished import decides anything: the leaf and
+the rows that make it visible come with `finish_import`. Where a source rewrote an entry, the old columns and payload
+are kept.
+
+Knows nothing of files or formats; the caller compares, this file writes what it is told, under the session's lock, if
+the session is still the one that was compared (else StoreConflict).
+"""
+
+# ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from reconciler.core.canonical import canonical_json
+from reconciler.core.model import INPUT_ID_PREFIX, KIND_SUBMISSION_SETTLED, SessionEntry
+from reconciler.core.states import SessionOrigin, SubmissionStatus
+from reconciler.errors import SourceOwned, StoreConflict
+from reconciler.store.dialect import db_now, for_update, in_list, insert_ignore, is_postgresql, upsert
+from reconciler.store.schema import (
+    decisions,
+    entries,
+    entry_payloads,
+    sessions,
+    settled_ids,
+    sources,
+    submissions,
+    superseded_payloads,
+)
+from reconciler.store.types import utc_text
+
+# Reads and writes of one transaction are bounded by these; a piece also by bytes, see the service.
+READ_BATCH: Final = 1000
+LATE_EVIDENCE_MAX: Final = 100
+# While an import in several pieces is under way, its session's rows are looked at no earlier than this: between two
+# pieces a session is half of what it will be. After a crash they come up by themselves.
+IMPORT_WAIT_S: Final = 300.0
+
+# The columns that a source decides, in the order of `columns_of`.
+COLUMNS: Final = (
+    "id",
+    "parent_id",
+    "kind",
+    "role",
+    "submission_id",
+    "stop_reason",
+    "tool_call_ids",
+    "tool_call_id",
+    "content",
+    "is_synthetic",
+    "is_sidechain",
+    "ends_turn",
+    "error_retryable",
+    "stopped_by",
+    "starts_logged",
+    "write_ahead",
+)
+Columns = tuple[Any, ...]
+_FLAGS: Final = tuple(
+    COLUMNS.index(name)
+    for name in ("is_synthetic", "is_sidechain", "ends_turn", "error_retryable", "starts_logged", "write_ahead")
+)
+_PARENT: Final = COLUMNS.index("parent_id")
+
+
+def columns_of(entry: SessionEntry, write_ahead: bool | None) -> Columns:
+    """Return what is stored of an entry beside its place, its time and its payload."""
+    return (
+        entry.id,
+        entry.parent_id,
+        entry.kind,
+        entry.role,
+        entry.submission_id,
+        entry.stop_reason,
+        canonical_json(entry.tool_call_ids) if entry.tool_call_ids else None,
+        entry.tool_call_id,
+        entry.content,
+        entry.is_synthetic,
+        entry.is_sidechain,
+        entry.ends_turn,
+        entry.error_retryable,
+        entry.stopped_by,
+        entry.starts_logged,
+        write_ahead,
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A source that was imported before."""
+
+    source_id: str
+    bytes_read: int
+    lines_read: int
+    content_digest: str | None
+    owned_at: datetime | None
+    is_importing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as it stands."""
+
+    session_id: str
+    origin: SessionOrigin
+    version: int
+    leaf_entry_id: str | None
+    last_seq: int
+    source_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry as it stands: its place, and its columns in the order of `COLUMNS`."""
+
+    seq: int
+    columns: Columns
+
+
+def source_row(conn: Connection, locator: str, format_name: str) -> SourceRow | None:
+    """Return the source at *locator*, None where it is new."""
+    row = conn.execute(
+        sa.select(sources).where(sources.c.locator == locator, sources.c.format == format_name)
+    ).one_or_none()
+    if row is None:
+        return None
+    return SourceRow(
+        row.id, row.bytes_read, row.lines_read, row.content_digest, row.owned_at, row.importing_since is not None
+    )
+
+
+def session_row(conn: Connection, session_id: str) -> SessionRow | None:
+    """Return the session, None where it is new."""
+    return _session_row(conn.execute(_SESSION.where(sessions.c.id == session_id)).one_or_none())
+
+
+_SESSION: Final = sa.select(
+    sessions.c.id,
+    sessions.c.origin,
+    sessions.c.version,
+    sessions.c.leaf_entry_id,
+    sessions.c.last_seq,
+    sessions.c.source_id,
+)
+
+
+def _session_row(row: Any) -> SessionRow | None:
+    if row is None:
+        return None
+    return SessionRow(row.id, SessionOrigin(row.origin), row.version, row.leaf_entry_id, row.last_seq, row.source_id)
+
+
+def stored_entries(conn: Connection, session_id: str, ids: Sequence[str]) -> dict[str, StoredEntry]:
+    """Return those of the entries *ids* that are stored. At most `READ_BATCH` ids."""
+    chosen = sa.select(entries.c.seq, *(entries.c[name] for name in COLUMNS)).where(
+        entries.c.session_id == session_id, in_list(conn, entries.c.id, list(ids))
+    )
+    return {row[1]: StoredEntry(row[0], tuple(row[1:])) for row in conn.execute(chosen)}
+
+
+def stored_payloads(conn: Connection, session_id: str, ids: Sequence[str]) -> dict[str, str]:
+    """Return the payloads of the entries *ids*. At most `READ_BATCH` ids."""
+    chosen = sa.select(entry_payloads.c.entry_id, entry_payloads.c.payload).where(
+        entry_payloads.c.session_id == session_id, in_list(conn, entry_payloads.c.entry_id, list(ids))
+    )
+    return {row[0]: row[1] for row in conn.execute(chosen)}
+
+
+def own_ids(conn: Connection, session_id: str, *, after_seq: int) -> list[tuple[int, str]]:
+    """Return (seq, id) of the next `READ_BATCH` entries that a source gave: all but our settlement entries."""
+    chosen = (
+        sa.select(entries.c.seq, entries.c.id)
+        .where(
+            entries.c.session_id == session_id,
+            entries.c.seq > after_seq,
+            entries.c.kind != KIND_SUBMISSION_SETTLED,
+        )
+        .order_by(entries.c.seq)
+        .limit(READ_BATCH)
+    )
+    return [(row[0], row[1]) for row in conn.execute(chosen)]
+
+
+def unsettled_submissions(conn: Connection, session_id: str) -> set[str]:
+    """Return the ids of the session's unsettled submissions."""
+    chosen = sa.select(submissions.c.id).where(submissions.c.session_id == session_id, sa.text("status <> 'settled'"))
+    return set(conn.execute(chosen).scalars())
+
+
+def settlements(conn: Connection, session_id: str) -> dict[str, str]:
+    """Return the settlement entries that are stored, ours or the source's: submission to entry."""
+    chosen = sa.select(entries.c.submission_id, entries.c.id).where(
+        entries.c.session_id == session_id, entries.c.kind == sa.literal_column(f"'{KIND_SUBMISSION_SETTLED}'")
+    )
+    return {row[0]: row[1] for row in conn.execute(chosen)}
+
+
+def admitted(conn: Connection, session_id: str, ids: Sequence[str]) -> set[str]:
+    """Return those of the submissions *ids* that have a row, or had one before they were pruned."""
+    found: set[str] = set()
+    for table, column in ((submissions, submissions.c.id), (settled_ids, settled_ids.c.submission_id)):
+        found.update(
+            conn.execute(
+                sa.select(column).where(table.c.session_id == session_id, in_list(conn, column, list(ids)))
+            ).scalars()
+        )
+    return found
+
+
+def clock(conn: Connection) -> datetime:
+    """Return this moment by the database's clock."""
+    return db_now(conn)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """An entry that isn't stored yet."""
+
+    seq: int
+    columns: Columns
+    payload: str
+    written_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """A stored entry that the source rewrote, or that needs another place. ``payload`` is None where it stays."""
+
+    stored: StoredEntry
+    seq: int
+    columns: Columns
+    payload: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one transaction of an import writes. ``version`` is the session's as it was compared, None for a new one."""
+
+    session_id: str
+    version: int | None
+    added: Sequence[NewRow] = ()
+    changed: Sequence[ChangedRow] = ()
+    # (seq, id) of entries that the source no longer has.
+    gone: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What is written of a source."""
+
+    source_id: str
+    format: str
+    format_version: str | None
+    locator: str
+    bytes_read: int
+    lines_read: int
+    content_digest: str
+    quiet_since: datetime
+    problems: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSubmission:
+    """A prompt that gets a row. ``payload`` only where no entry holds it."""
+
+    submission_id: str
+    kind: str
+    content_digest: str
+    payload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last piece: what makes the import visible.
+
+    ``touched`` are the submissions of which something that a model, a tool or a person said was added or rewritten,
+    with the ids of these entries. ``withdrawn`` are unsettled submissions that the source holds no longer.
+    """
+
+    leaf_entry_id: str | None
+    leaf_known_empty: bool
+    leaf_moved: bool
+    submissions: Sequence[NewSubmission]
+    touched: Mapping[str, Sequence[str]]
+    withdrawn: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the last piece did."""
+
+    version: int
+    submissions_added: tuple[str, ...]
+    # Settled before: nothing was changed, the new evidence is noted.
+    late: tuple[str, ...]
+
+
+def begin_import(conn: Connection, source: SourceState, session_id: str, version: int | None) -> SessionRow:
+    """Note that an import is under way, make the session where it is new, and return it.
+
+    Raises:
+        SourceOwned: the session or the source is native.
+        StoreConflict: the session is no longer the one compared (*version*; None where it wasn't there).
+    """
+    session = _lock(conn, session_id, version)
+    now = db_now(conn)
+    row = _source_values(source, now)
+    # What was read before stays the truth until the import is finished.
+    conn.execute(
+        insert_ignore(conn, sources, key=["locator", "format"]).values(
+            **{**row, "bytes_read": 0, "lines_read": 0, "content_digest": None, "first_import_at": now}
+        )
+    )
+    conn.execute(sa.update(sources).where(sources.c.id == source.source_id).values(importing_since=now))
+    conn.execute(
+        sa.update(submissions)
+        .where(
+            submissions.c.session_id == session_id,
+            sa.text("status = 'queued'"),
+            submissions.c.held_at.is_(None),
+            submissions.c.reconcile_at.is_not(None),
+        )
+        .values(reconcile_at=now + timedelta(seconds=IMPORT_WAIT_S))
+    )
+    return session
+
+
+def write_piece(conn: Connection, piece: Piece) -> int:
+    """Write a piece and return the session's new version.
+
+    Raises:
+        StoreConflict: the session is no longer the one that was compared.
+        SourceOwned: it is native by now.
+    """
+    session = _lock(conn, piece.session_id, piece.version)
+    return _write(conn, session, piece, db_now(conn))
+
+
+def finish_import(conn: Connection, piece: Piece, source: SourceState, finish: Finish) -> Finished:
+    """Write the last piece: what is left of the entries, the leaf, the due rows, and how far the source was read.
+
+    Raises:
+        StoreConflict, SourceOwned: as `write_piece`.
+    """
+    session = _lock(conn, piece.session_id, piece.version)
+    now = db_now(conn)
+    version = _write(conn, session, piece, now)
+    moved = finish.leaf_entry_id != session.leaf_entry_id
+    version += moved
+    values: dict[str, Any] = {
+        "version": version,
+        "leaf_entry_id": finish.leaf_entry_id,
+        "leaf_known_empty": finish.leaf_known_empty,
+        "source_id": source.source_id,
+        "updated_at": now,
+    }
+    if finish.leaf_moved:
+        values |= {"leaf_moved_at": now, "leaf_moved_version": version}
+    conn.execute(sa.update(sessions).where(sessions.c.id == session.session_id).values(**values))
+    _keep_settlements_in_place(conn, session.session_id, finish.leaf_entry_id)
+    late = _note_late_evidence(conn, session.session_id, finish.touched, now)
+    if version != piece.version or finish.touched or finish.withdrawn:
+        _make_due(conn, session.session_id, finish, now)
+    added = _admit(conn, session.session_id, finish.submissions, now, version)
+    conn.execute(
+        upsert(
+            conn,
+            sources,
+            key=["locator", "format"],
+            update=[name for name in _source_values(source, now) if name != "id"] + ["importing_since"],
+        ).values(**_source_values(source, now), first_import_at=now, importing_since=None)
+    )
+    return Finished(version, tuple(added), tuple(late))
+
+
+def own_session(conn: Connection, session_id: str, source_ids: Collection[str], version: int) -> tuple[int, list[str]]:
+    """Make a mirrored session native: raise its version and make every unsettled submission due, with nothing standing.
+
+    Returns the version and the submissions that are due.
+
+    Raises:
+        StoreConflict, SourceOwned: as `write_piece`.
+    """
+    _lock(conn, session_id, version)
+    now = db_now(conn)
+    conn.execute(
+        sa.update(sessions)
+        .where(sessions.c.id == session_id)
+        .values(origin=SessionOrigin.NATIVE.value, version=version + 1, updated_at=now)
+    )
+    conn.execute(sa.update(sources).where(in_list(conn, sources.c.id, list(source_ids))).values(owned_at=now))
+    due = conn.execute(
+        sa.update(submissions)
+        .where(submissions.c.session_id == session_id, sa.text("status <> 'settled'"))
+        .values(reconcile_at=now, not_before=None, revision=submissions.c.revision + 1)
+        .returning(submissions.c.id)
+    ).scalars()
+    return version + 1, sorted(due)
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------
+
+
+def _lock(conn: Connection, session_id: str, version: int | None) -> SessionRow:
+    """Lock the session as it was compared; make it where it was not there."""
+    if version is None:
+        now = db_now(conn)
+        made = conn.execute(
+            insert_ignore(conn, sessions, key=["id"]).values(
+                id=session_id, origin=SessionOrigin.MIRRORED.value, created_at=now, updated_at=now
+            )
+        )
+        version = 0 if made.rowcount else None
+    row = _session_row(conn.execute(for_update(_SESSION.where(sessions.c.id == session_id))).one_or_none())
+    if row is None or row.version != version:
+        raise StoreConflict(
+            f'could not import session "{session_id}": it was changed in between', hint="import it again"
+        )
+    if row.origin is not SessionOrigin.MIRRORED:
+        raise SourceOwned(
+            f'cannot import session "{session_id}": it is native here, its file is no longer its record',
+            hint="use its runners, or import the file into another database",
+        )
+    return row
+
+
+def _write(conn: Connection, session: SessionRow, piece: Piece, now: datetime) -> int:
+    number = len(piece.added) + len(piece.changed) + len(piece.gone)
+    if not number:
+        return session.version
+    if piece.gone:
+        _remove(conn, session.session_id, piece.gone, now)
+    if piece.changed:
+        _change(conn, session.session_id, piece.changed, now)
+    if piece.added:
+        _add(conn, session.session_id, piece.added, now)
+    last = max([session.last_seq, *(row.seq for row in piece.added), *(row.seq for row in piece.changed)])
+    version = session.version + number
+    conn.execute(
+        sa.update(sessions)
+        .where(sessions.c.id == session.session_id)
+        .values(version=version, last_seq=last, updated_at=now)
+    )
+    return version
+
+
+_INSERTED: Final = ("session_id", "seq", *COLUMNS, "created_at")
+
+
+def _add(conn: Connection, session_id: str, added: Sequence[NewRow], now: datetime) -> None:
+    rows = [(session_id, row.seq, *row.columns, row.written_at or now) for row in added]
+    texts = [(session_id, row.columns[0], row.payload) for row in added]
+    if is_postgresql(conn):
+        # Through the driver: COPY takes rows several times faster than statements do.
+        with conn.connection.driver_connection.cursor() as cursor:  # type: ignore[union-attr]
+            with cursor.copy(f"COPY entries ({', '.join(_INSERTED)}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+            with cursor.copy("COPY entry_payloads (session_id, entry_id, payload) FROM STDIN") as copy:
+                for text in texts:
+                    copy.write_row(text)
+        return
+    conn.exec_driver_sql(
+        f"INSERT INTO entries ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})",
+        [(*row[:-1], utc_text(row[-1])) for row in rows],
+    )
+    conn.exec_driver_sql("INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (?, ?, ?)", texts)
+
+
+def _change(conn: Connection, session_id: str, changed: Sequence[ChangedRow], now: datetime) -> None:
+    rewritten = [row for row in changed if row.stored.columns != row.columns or row.payload is not None]
+    _supersede(
+        conn,
+        session_id,
+        [(row.stored, row.payload is not None) for row in rewritten],
+        now,
+    )
+    statement = (
+        sa.update(entries)
+        .where(entries.c.session_id == session_id, entries.c.id == sa.bindparam("p_id"))
+        .values(seq=sa.bindparam("p_seq"), **{name: sa.bindparam(f"p_{name}") for name in COLUMNS[1:]})
+    )
+    conn.execute(
+        statement,
+        [
+            {"p_seq": row.seq, **{f"p_{name}": value for name, value in zip(COLUMNS, row.columns, strict=True)}}
+            for row in changed
+        ],
+    )
+    texts = [
+        {"session_id": session_id, "entry_id": row.columns[0], "payload": row.payload}
+        for row in changed
+        if row.payload is not None
+    ]
+    if texts:
+        conn.execute(upsert(conn, entry_payloads, key=["session_id", "entry_id"], update=["payload"]), texts)
+
+
+def _remove(conn: Connection, session_id: str, gone: Sequence[tuple[int, str]], now: datetime) -> None:
+    ids = [entry_id for _, entry_id in gone]
+    stored = stored_entries(conn, session_id, ids)
+    _supersede(conn, session_id, [(stored[entry_id], True) for entry_id in ids if entry_id in stored], now)
+    for table, column in ((entries, entries.c.id), (entry_payloads, entry_payloads.c.entry_id)):
+        conn.execute(sa.delete(table).where(table.c.session_id == session_id, in_list(conn, column, ids)))
+
+
+def _supersede(conn: Connection, session_id: str, rows: Sequence[tuple[StoredEntry, bool]], now: datetime) -> None:
+    """Keep what is about to be replaced: columns always, the payload where it is replaced too."""
+    if not rows:
+        return
+    ids = [stored.columns[0] for stored, _ in rows]
+    numbers: dict[str, int] = {
+        row[0]: row[1]
+        for row in conn.execute(
+            sa.select(superseded_payloads.c.entry_id, sa.func.max(superseded_payloads.c.number))
+            .where(superseded_payloads.c.session_id == session_id, in_list(conn, superseded_payloads.c.entry_id, ids))
+            .group_by(superseded_payloads.c.entry_id)
+        )
+    }
+    payloads = stored_payloads(conn, session_id, [stored.columns[0] for stored, whole in rows if whole])
+    conn.execute(
+        sa.insert(superseded_payloads),
+        [
+            {
+                "session_id": session_id,
+                "entry_id": stored.columns[0],
+                "number": numbers.get(stored.columns[0], 0) + 1,
+                "superseded_at": now,
+                "columns": canonical_json({"seq": stored.seq, **dict(zip(COLUMNS, stored.columns, strict=True))}),
+                "payload": payloads.get(stored.columns[0]) if whole else None,
+            }
+            for stored, whole in rows
+        ],
+    )
+
+
+def _keep_settlements_in_place(conn: Connection, session_id: str, leaf: str | None) -> None:
+    """Hang our settlement entries below the leaf again where their parent is gone or got a later place."""
+    parent = entries.alias("parent")
+    lost = conn.execute(
+        sa.select(entries.c.id)
+        .select_from(
+            entries.outerjoin(
+                parent, sa.and_(parent.c.session_id == entries.c.session_id, parent.c.id == entries.c.parent_id)
+            )
+        )
+        .where(
+            entries.c.session_id == session_id,
+            entries.c.kind == sa.literal_column(f"'{KIND_SUBMISSION_SETTLED}'"),
+            entries.c.attempt_id.is_(None),
+            sa.or_(parent.c.id.is_(None), parent.c.seq >= entries.c.seq),
+            entries.c.parent_id.is_not(None),
+        )
+        .order_by(entries.c.seq)
+    ).scalars()
+    for entry_id in list(lost):
+        last = conn.execute(sa.select(sessions.c.last_seq).where(sessions.c.id == session_id)).scalar_one() + 1
+        conn.execute(
+            sa.update(entries)
+            .where(entries.c.session_id == session_id, entries.c.id == entry_id)
+            .values(seq=last, parent_id=leaf)
+        )
+        conn.execute(sa.update(sessions).where(sessions.c.id == session_id).values(last_seq=last))
+
+
+def _note_late_evidence(
+    conn: Connection, session_id: str, touched: Mapping[str, Sequence[str]], now: datetime
+) -> list[str]:
+    if not touched:
+        return []
+    rows: Sequence[Any] = conn.execute(
+        sa.select(submissions.c.id, submissions.c.late_evidence).where(
+            submissions.c.session_id == session_id,
+            sa.text("status = 'settled'"),
+            in_list(conn, submissions.c.id, list(touched)),
+        )
+    ).all()
+    for row in rows:
+        before = json.loads(row.late_evidence)["entry_ids"] if row.late_evidence is not None else []
+        ids = list(dict.fromkeys((*before, *touched[row.id])))
+        note = {"entry_ids": ids[:LATE_EVIDENCE_MAX], "last_at": utc_text(now)}
+        conn.execute(
+            sa.update(submissions)
+            .where(submissions.c.session_id == session_id, submissions.c.id == row.id)
+            .values(late_evidence=canonical_json(note), revision=submissions.c.revision + 1)
+        )
+    return [row.id for row in rows]
+
+
+def _make_due(conn: Connection, session_id: str, finish: Finish, now: datetime) -> None:
+    """Let the unsettled rows be looked at again: a later prompt decides about the ones before it too.
+
+    A held row stays with the person that it needs. The revision rises, so that advice given before no longer stands.
+    """
+    unsettled = sa.and_(submissions.c.session_id == session_id, sa.text("status = 'queued'"))
+    conn.execute(
+        sa.update(submissions)
+        .where(unsettled, submissions.c.held_at.is_(None))
+        .values(reconcile_at=now, revision=submissions.c.revision + 1)
+    )
+    if finish.withdrawn:
+        conn.execute(
+            sa.update(submissions)
+            .where(
+                unsettled,
+                in_list(conn, submissions.c.id, list(finish.withdrawn)),
+                submissions.c.abort_requested_at.is_(None),
+            )
+            .values(
+                abort_requested_at=now,
+                abort_reason="its source holds the prompt no longer: delivered, taken back, or rewritten",
+                reconcile_at=now,
+                not_before=None,
+                revision=submissions.c.revision + 1,
+            )
+        )
+
+
+def _admit(
+    conn: Connection, session_id: str, wanted: Sequence[NewSubmission], now: datetime, version: int
+) -> list[str]:
+    """Give prompts their rows, in order; those that have one, or had one before pruning, are left alone."""
+    if not wanted:
+        return []
+    known = admitted(conn, session_id, [submission.submission_id for submission in wanted])
+    fresh = [submission for submission in wanted if submission.submission_id not in known]
+    if fresh:
+        ticket: int = conn.execute(sa.select(sessions.c.last_ticket).where(sessions.c.id == session_id)).scalar_one()
+        conn.execute(
+            sa.insert(submissions),
+            [
+                {
+                    "session_id": session_id,
+                    "id": submission.submission_id,
+                    "status": SubmissionStatus.QUEUED.value,
+                    "revision": 1,
+                    "ticket": ticket + number,
+                    "kind": submission.kind,
+                    "content_digest": submission.content_digest,
+                    "admitted_at": now,
+                    "reconcile_at": now,
+                    "decision_count": 1,
+                }
+                for number, submission in enumerate(fresh, 1)
+            ],
+        )
+        conn.execute(sa.update(sessions).where(sessions.c.id == session_id).values(last_ticket=ticket + len(fresh)))
+        conn.execute(
+            sa.insert(decisions),
+            [
+                {
+                    "session_id": session_id,
+                    "submission_id": submission.submission_id,
+                    "number": 1,
+                    "decided_at": now,
+                    "action": "import",
+                    "reason": "imported",
+                    "session_version": version,
+                    "revision": 1,
+                }
+                for submission in fresh
+            ],
+        )
+        _keep_inputs(conn, session_id, fresh)
+    return [submission.submission_id for submission in fresh]
+
+
+def _keep_inputs(conn: Connection, session_id: str, fresh: Iterable[NewSubmission]) -> None:
+    rows = [
+        {
+            "session_id": session_id,
+            "entry_id": INPUT_ID_PREFIX + submission.submission_id,
+            "payload": submission.payload,
+        }
+        for submission in fresh
+        if submission.payload is not None
+    ]
+    if rows:
+        conn.execute(insert_ignore(conn, entry_payloads, key=["session_id", "entry_id"]), rows)
+
+
+def _source_values(source: SourceState, now: datetime) -> dict[str, Any]:
+    return {
+        "id": source.source_id,
+        "format": source.format,
+        "format_version": source.format_version,
+        "locator": source.locator,
+        "bytes_read": source.bytes_read,
+        "lines_read": source.lines_read,
+        "content_digest": source.content_digest,
+        "quiet_since": source.quiet_since,
+        "last_import_at": now,
+        "problems": source.problems,
+    }
