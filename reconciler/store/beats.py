@@ -20,6 +20,7 @@ from reconciler.core.due import directive
 from reconciler.core.model import AttemptFacts, Limits
 from reconciler.core.states import AttemptEnd, Directive, Outcome
 from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.facts import limits_for
 from reconciler.store.fence import AttemptRef
 from reconciler.store.types import UtcDateTime
 
@@ -38,7 +39,7 @@ class Beat:
 
 _FOUND: Final = (
     "SELECT k.attempt_id AS asked, a.number, a.claimed_at, a.lease_expires_at, a.progress_at, a.begun_at, a.ended_at,"
-    " a.end_kind, s.current_attempt_id, s.abort_requested_at, s.deadline_at, s.outcome,"
+    " a.end_kind, s.limits, s.current_attempt_id, s.abort_requested_at, s.deadline_at, s.outcome,"
     " {renewed} AS renewed, {now} AS now"
     " FROM k LEFT JOIN attempts a ON a.session_id = k.session_id AND a.attempt_id = k.attempt_id"
     " LEFT JOIN submissions s ON s.session_id = a.session_id AND s.id = a.submission_id"
@@ -131,6 +132,7 @@ def beat(conn: Connection, refs: Sequence[AttemptRef], *, limits: Limits) -> lis
 def _directive(row: sa.Row[tuple[object, ...]], limits: Limits) -> Directive:
     found = row._mapping
     claimed_at = found["claimed_at"]
+    own = limits_for(limits, found["limits"])
     if not isinstance(claimed_at, datetime):
         return Directive.LOST
     return directive(
@@ -148,5 +150,5 @@ def _directive(row: sa.Row[tuple[object, ...]], limits: Limits) -> Directive:
         abort_requested_at=found["abort_requested_at"],
         deadline_at=found["deadline_at"],
         now=found["now"],
-        limits=limits,
+        limits=own,
     )

@@ -57,7 +57,7 @@ class Held:
 _SESSION_COLUMNS: Final = tuple(
     column.label(f"session_{column.name}")
     for column in sessions.c
-    if column.name in {"origin", "version", "leaf_entry_id", "last_seq", "leaf_moved_version", "leaf_known_empty"}
+    if column.name not in {"id", "last_ticket", "created_at", "updated_at"}
 )
 
 _LOCK: Final = (

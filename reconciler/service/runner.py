@@ -1,0 +1,468 @@
+"""The Runner API: claims, beats and the verbs around attempts, for the process that runs the agents.
+
+Transport-free. Every call is one transaction that is tried again, with the same ids, until it got through or
+``reconnect_s`` is over: a database that restarts costs time, not attempts. Knows nothing of models and tools.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from uuid import uuid4
+
+from sqlalchemy.engine import Connection
+
+from reconciler.core.classifier import active_path
+from reconciler.core.limits import validate_limits
+from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, SyntheticResult
+from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionStatus
+from reconciler.core.validpath import valid_path
+from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, ReconcilerError
+from reconciler.service import turns
+from reconciler.service.attempt import Attempt, PathItem, TurnPath
+from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
+from reconciler.service.liveness import this_process
+from reconciler.service.wakeup import Listener, Notifier
+from reconciler.store import outcomes
+from reconciler.store.admission import Admitted, NewSubmission, admit
+from reconciler.store.admission import prepare as prepare_submission
+from reconciler.store.attempts import Ending
+from reconciler.store.claims import ClaimCall, Claimed, ClaimResult, Holder, claim
+from reconciler.store.dialect import Clock, system_clock
+from reconciler.store.engine import DEFAULT_SCHEMA, EngineSettings, make_engine, read, require_schema, run_transaction
+from reconciler.store.fence import LeaseEnded
+from reconciler.store.new_entries import require_id
+from reconciler.store.outcomes import Requested, SettledSubmission
+from reconciler.store.paths import read_payloads
+
+__all__ = [
+    "Admitted",
+    "Attempt",
+    "PathItem",
+    "Requested",
+    "Runner",
+    "SettledSubmission",
+    "Submission",
+    "TurnPath",
+]
+
+T = TypeVar("T")
+
+# A submission as admission answers it.
+Submission = Admitted
+
+_OWNER_BYTES_MAX: Final = 512
+_CLAIM_WAIT_MAX_S: Final = 3600.0
+# The first pause of a claim that waits; it doubles up to ``poll_s``.
+_FIRST_PAUSE_S: Final = 0.05
+
+
+class Runner:
+    """A runner's way into the database: a context manager, safe to use from several threads.
+
+    Leaving it gives back what is still held (a deploy). ``lease_s`` is how long an attempt may write without a beat,
+    ``beat_s`` how often the runner beats, ``poll_s`` how often a waiting claim looks, ``reconnect_s`` how long a call
+    goes on trying while the database is away. ``beat_by_itself=False`` leaves beating to ``heartbeat``.
+    ``limits`` are the other numbers; those of the daemon should be the same.
+
+    Not to be carried over a fork: make one in each process.
+
+    Raises:
+        InvalidInput: a duration is not sound (a lease of zero or of a year, a beat that is longer than half a lease).
+        SchemaMismatch: the database has another schema.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        owner: str | None = None,
+        lease_s: float = 15.0,
+        beat_s: float = 5.0,
+        poll_s: float = 1.0,
+        reconnect_s: float = 60.0,
+        limits: Limits = DEFAULT_LIMITS,
+        beat_by_itself: bool = True,
+        notify: bool = True,
+        schema: str = DEFAULT_SCHEMA,
+        clock: Clock = system_clock,
+        process_clock: Callable[[], float] = process_clock,
+    ) -> None:
+        self.limits = validate_limits(replace(limits, lease_s=lease_s, beat_s=beat_s), error=InvalidInput)
+        if not 0 < poll_s <= 3600 or not 0 <= reconnect_s <= 86400:
+            raise InvalidInput("poll_s is above 0 and at most an hour, reconnect_s at most a day")
+        self.owner = require_id(owner, "an owner's name") if owner is not None else _default_owner()
+        self._poll_s = poll_s
+        self._reconnect_s = reconnect_s
+        self._process_clock = process_clock
+        self._closed = threading.Event()
+        settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock)
+        self._engine = make_engine(database_url, settings=settings)
+        require_schema(self._engine)
+        # One connection that beats alone use, and that gives up before the next beat is due.
+        quick = max(1.0, beat_s)
+        self._beat_engine = make_engine(
+            database_url,
+            settings=replace(
+                settings,
+                application_name="reconciler-beat",
+                pool_size=1,
+                pool_overflow=0,
+                busy_timeout_s=quick,
+                statement_timeout_s=quick,
+                lock_timeout_s=quick,
+                connect_timeout_s=quick,
+                pool_timeout_s=quick,
+            ),
+        )
+        self._beater = Beater(self._beat_engine, self.limits, beat_s=beat_s, clock=process_clock)
+        self._beats_by_itself = beat_by_itself
+        self._notifier = Notifier(self._engine) if notify else None
+        self._listener = Listener(self._engine) if notify else None
+        self._listening = threading.Lock()
+        self._attempts: dict[str, Attempt] = {}
+        self._guard = threading.Lock()
+        self._after_session = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, *, release: bool = True) -> None:
+        """Stop; attempts that are still held are given back first, unless *release* is False. May be called twice.
+
+        What can't be given back (the database is away) is left to its lease.
+        """
+        if self._closed.is_set():
+            return
+        for attempt in list(self._attempts.values()) if release else []:
+            try:
+                self._fenced(attempt, lambda conn, _, a=attempt: _give_back(conn, a), patience_s=2.0)  # type: ignore[misc]
+            except ReconcilerError:
+                continue
+        self._closed.set()
+        self._beater.stop()
+        if self._notifier is not None:
+            self._notifier.stop()
+        if self._listener is not None:
+            self._listener.stop()
+            with self._listening:
+                self._listener.close()
+        self._engine.dispose()
+        self._beat_engine.dispose()
+
+    # --- work --------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        session_id: str,
+        submission_id: str,
+        payload: object,
+        *,
+        entity_hints: Sequence[str] = (),
+        fact_count: int = 0,
+        deadline_s: float | None = None,
+        kind: str = "prompt",
+        **limits: Any,
+    ) -> Submission:
+        """Admit a submission, once: the same id with the same content gives the first answer.
+
+        ``deadline_s`` counts from admission. Further keywords are limits of this submission alone.
+
+        Raises:
+            InvalidInput: a value is not valid; LimitExceeded is such.
+            Conflict: the id was used before with other content.
+            SessionMirrored: another program owns the session.
+        """
+        prepared = prepare_submission(
+            NewSubmission(
+                session_id=session_id,
+                submission_id=submission_id,
+                payload=payload,
+                entity_hints=entity_hints,
+                fact_count=fact_count,
+                deadline_s=deadline_s,
+                limits=limits,
+                kind=kind,
+            ),
+            limits=self.limits,
+        )
+        (admitted,) = self._write(lambda conn, _: admit(conn, [prepared]))
+        if admitted.created:
+            self._hint()
+        return admitted
+
+    def claim(self, limit: int = 1, *, wait_s: float = 0.0) -> list[Attempt]:
+        """Claim up to *limit* submissions, at most one per session, oldest first; [] where there is none.
+
+        With *wait_s* it waits for one, at most so long. Beats for them begin at once.
+
+        Raises:
+            InvalidInput: *limit* or *wait_s* is out of range.
+            DatabaseUnavailable: the database was away for longer than ``reconnect_s``.
+        """
+        _require_count(limit, self.limits.claim_max, "claim")
+        if not 0 <= wait_s <= _CLAIM_WAIT_MAX_S:
+            raise InvalidInput(f"cannot wait {wait_s} s for a claim: 0 to {_CLAIM_WAIT_MAX_S:.0f}")
+        end = time.monotonic() + wait_s
+        pause = min(_FIRST_PAUSE_S, self._poll_s)
+        while not self._closed.is_set():
+            attempts = self._claim_once(limit)
+            left = end - time.monotonic()
+            if attempts or left <= 0:
+                return attempts
+            self._wait_for_hint(min(left, pause * random.uniform(0.5, 1.0)))  # noqa: S311
+            pause = min(self._poll_s, pause * 2)
+        return []
+
+    def heartbeat(self, attempts: Iterable[Attempt]) -> dict[str, Directive]:
+        """Renew the leases of *attempts* in one call; return what each holder is told.
+
+        An ended lease is revived while its attempt is current. The runner beats by itself too.
+
+        Raises:
+            DatabaseUnavailable: the beat did not get through; the attempts may be current all the same.
+        """
+        told = self._beater.beat_once([attempt._kept for attempt in attempts])
+        for attempt_id, answer in told.items():
+            if answer.directive is Directive.LOST:
+                self._attempts.pop(attempt_id, None)
+        return {attempt_id: answer.directive for attempt_id, answer in told.items()}
+
+    def request_abort(self, session_id: str, submission_id: str, reason: str | None = None) -> Requested:
+        """Ask for the end of a submission, whoever works on it; the first request counts.
+
+        Raises:
+            NotFound: there is no such submission.
+        """
+        key = uuid4().hex
+        return self._write(
+            lambda conn, repeated: outcomes.request_abort(
+                conn,
+                require_id(session_id, "a session's id"),
+                require_id(submission_id, "a submission's id"),
+                reason=reason,
+                requested_by=self.owner,
+                grace_s=self.limits.grace_s,
+                call_key=key,
+                repeated=repeated,
+            )
+        )
+
+    def unpark(self, session_id: str, submission_id: str) -> Requested:
+        """Answer a park: the submission goes on. Before the park it is remembered, and the park ends at once.
+
+        Raises:
+            NotFound: there is no such submission.
+        """
+        key = uuid4().hex
+        return self._write(
+            lambda conn, repeated: outcomes.unpark(
+                conn,
+                require_id(session_id, "a session's id"),
+                require_id(submission_id, "a submission's id"),
+                answered_by=self.owner,
+                call_key=key,
+                repeated=repeated,
+            )
+        )
+
+    def unacknowledged(self, limit: int = 100) -> list[SettledSubmission]:
+        """Return outcomes that were decided while nobody listened, oldest first, at most *limit*."""
+        _require_count(limit, self.limits.page_rows_max, "list")
+        return list(self._read(lambda conn: outcomes.unacknowledged(conn, limit)))
+
+    def acknowledge(self, session_id: str, submission_id: str) -> bool:
+        """Take note of an outcome; return whether this call did (False: it was noted before).
+
+        Raises:
+            NotFound: there is no such submission, or it has no outcome yet.
+        """
+        return self._write(lambda conn, _: outcomes.acknowledge(conn, session_id, submission_id))
+
+    # --- inside: used by Attempt -------------------------------------------------------------------------------------
+
+    def _fenced(self, attempt: Attempt, work: Callable[[Connection, bool], T], *, patience_s: float | None = None) -> T:
+        """Run a write of *attempt*. Where its lease has ended a beat comes first, which revives it if it is current."""
+        try:
+            try:
+                return self._write(work, patience_s=patience_s)
+            except LeaseEnded:
+                self._beat_first(attempt)
+                return self._write(work, patience_s=patience_s)
+        except AttemptLost as error:
+            if not isinstance(error, LeaseEnded):
+                attempt.lost.set(None if error.outcome is None else Outcome(error.outcome))
+                self._forget(attempt)
+            raise
+
+    def _beat_first(self, attempt: Attempt) -> None:
+        end = time.monotonic() + self._reconnect_s
+        while True:
+            try:
+                self.heartbeat([attempt])
+            except DatabaseUnavailable:
+                if time.monotonic() >= end or self._closed.wait(0.2):
+                    raise
+            else:
+                return
+
+    def _write(self, work: Callable[[Connection, bool], T], *, patience_s: float | None = None) -> T:
+        """Run *work* in one transaction until it got through; it is told whether it was tried before."""
+        tries = 0
+
+        def once(conn: Connection) -> T:
+            nonlocal tries
+            tries += 1
+            return work(conn, tries > 1)
+
+        end = time.monotonic() + (self._reconnect_s if patience_s is None else patience_s)
+        pause = 0.05
+        while True:
+            try:
+                return run_transaction(self._engine, once, idempotent=True)
+            except DatabaseUnavailable as error:
+                if _is_refused(error) or time.monotonic() + pause >= end or self._closed.is_set():
+                    raise
+                # What a lost COMMIT did is not known: the next try asks.
+                tries += 1
+                self._closed.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
+                pause = min(1.0, pause * 2)
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        end = time.monotonic() + self._reconnect_s
+        pause = 0.05
+        while True:
+            try:
+                with read(self._engine) as conn:
+                    return work(conn)
+            except DatabaseUnavailable as error:
+                if _is_refused(error) or time.monotonic() + pause >= end or self._closed.is_set():
+                    raise
+                self._closed.wait(pause)
+                pause = min(1.0, pause * 2)
+
+    def _path_of(
+        self,
+        session_id: str,
+        path: Sequence[SessionEntry] | None,
+        *,
+        valid: bool,
+        known: Mapping[str, str],
+    ) -> TurnPath:
+        """Return a path with its payloads; *known* are payloads that need not be read again."""
+        if path is not None and all(entry.id in known for entry in path):
+            return _with_payloads(path, known, valid=valid)
+
+        def fetch(conn: Connection) -> TurnPath:
+            stored = path
+            if stored is None:
+                snapshot = turns.read_snapshot(conn, session_id, self.limits)
+                stored = active_path(snapshot.read.entries, snapshot.leaf_entry_id)
+            wanted = [(session_id, entry.id) for entry in stored if entry.id not in known]
+            found = {key[1]: text for key, text in read_payloads(conn, wanted).items()}
+            return _with_payloads(stored, {**known, **found}, valid=valid)
+
+        return self._read(fetch)
+
+    def _forget(self, attempt: Attempt) -> None:
+        self._beater.drop(attempt.attempt_id)
+        with self._guard:
+            self._attempts.pop(attempt.attempt_id, None)
+
+    def _hint(self) -> None:
+        if self._notifier is not None:
+            self._notifier.hint()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _claim_once(self, limit: int) -> list[Attempt]:
+        here = this_process()
+        call = ClaimCall(
+            claim_key=uuid4().hex,
+            attempt_ids=tuple(uuid4().hex for _ in range(limit)),
+            holder=Holder(
+                owner=self.owner,
+                machine_id=here.machine_id,
+                boot_id=here.boot_id,
+                pid_namespace=here.pid_namespace,
+                pid=here.pid,
+                process_start=here.process_start,
+            ),
+            lease_s=self.limits.lease_s,
+            beat_s=self.limits.beat_s,
+            grace_s=self.limits.grace_s,
+            after_session=self._after_session,
+        )
+        # Before the first try: whichever try got through, the lease ends later than we trust it.
+        asked_at = self._process_clock()
+        result: ClaimResult = self._write(lambda conn, repeated: claim(conn, call, repeated=repeated))
+        self._after_session = result.next_session
+        attempts = [self._attempt(claimed, asked_at) for claimed in result.claimed]
+        with self._guard:
+            self._attempts.update({attempt.attempt_id: attempt for attempt in attempts})
+        if self._beats_by_itself:
+            self._beater.keep([attempt._kept for attempt in attempts])
+        return attempts
+
+    def _attempt(self, claimed: Claimed, asked_at: float) -> Attempt:
+        lost = Lost(trusted_until(asked_at, claimed.lease_s), clock=self._process_clock)
+        return Attempt(self, claimed, lost)
+
+    def _wait_for_hint(self, timeout_s: float) -> None:
+        # One thread listens; others of the process poll meanwhile.
+        if self._listener is not None and self._listening.acquire(blocking=False):
+            try:
+                self._listener.wait(timeout_s)
+            finally:
+                self._listening.release()
+        else:
+            self._closed.wait(timeout_s)
+
+
+def _require_count(value: object, most: int, act: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(f"cannot {act} {value}: a whole number from 1 to {most}")
+
+
+def _give_back(conn: Connection, attempt: Attempt) -> SubmissionStatus:
+    ending = Ending(
+        AttemptEnd.RELEASED,
+        turns.end_digest("release", reason="runner_closed"),
+        attempt._runner.owner,
+        reason="runner_closed",
+    )
+    return turns.give_up(conn, attempt._ref, ending, "release", limits=attempt._runner.limits)
+
+
+def _with_payloads(path: Sequence[SessionEntry], payloads: Mapping[str, str], *, valid: bool) -> TurnPath:
+    def item(entry: SessionEntry | SyntheticResult) -> PathItem:
+        if isinstance(entry, SyntheticResult):
+            return PathItem(entry, {"dispatch": entry.dispatch.value, "text": entry.text})
+        text = payloads.get(entry.id)
+        return PathItem(entry, None if text is None else json.loads(text))
+
+    if not valid:
+        return TurnPath(tuple(item(entry) for entry in path))
+    checked = valid_path(path)
+    return TurnPath(tuple(item(entry) for entry in checked.items), checked.added, checked.left_out)
+
+
+def _is_refused(error: DatabaseUnavailable) -> bool:
+    return isinstance(error.detail, Mapping) and error.detail.get("kind") == "refused"
+
+
+def _default_owner() -> str:
+    return f"{socket.gethostname()[:200]}:{os.getpid()}"
