@@ -71,7 +71,8 @@ def _candidates() -> list[Path]:
         # Found without being imported: importing or calling these packages starts servers and changes permissions.
         spec = find_spec(module)
         for place in (spec.submodule_search_locations or []) if spec else []:
-            found.append(Path(place) / "pginstall" / "bin")
+            # pginstall, pginstall18, ...: the newest
+            found += sorted(Path(place).glob("pginstall*/bin"), key=version, reverse=True)
     return found
 
 
