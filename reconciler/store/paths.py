@@ -207,7 +207,9 @@ def _groups(under_way: Sequence[PathRead]) -> Iterator[list[PathRead]]:
 def _read_pieces(conn: Connection, reads: Sequence[PathRead], size: int, entries_max: int) -> None:
     if not reads:
         return
-    ranges = [(max(read._floor, read._upper - size + 1), read._upper) for read in reads]
+    # At least one entry, at most what the limit leaves.
+    sizes = [max(1, min(size, entries_max - read.rows_read)) for read in reads]
+    ranges = [(max(read._floor, read._upper - n + 1), read._upper) for read, n in zip(reads, sizes, strict=True)]
     for read, (lower, _), rows in zip(reads, ranges, _pieces(conn, reads, ranges), strict=True):
         _feed(read, rows, lower, entries_max)
 
@@ -251,7 +253,7 @@ def _feed(read: PathRead, rows: Sequence[Any], lower: int, entries_max: int) -> 
     if read.rows_read >= entries_max:
         read.error = LimitExceeded(
             f'cannot inspect submission "{read.request.submission_id}" of session "{read.request.session_id}":'
-            f" {read.rows_read} entries from the leaf upwards hold no input",
+            f" its input is not among {read.rows_read} entries from the leaf upwards (path_entries_max)",
             detail={"limit": "path_entries_max", "value": entries_max},
             hint="raise path_entries_max, or settle or abort it by hand",
         )

@@ -1,0 +1,259 @@
+"""Reading in pieces shows the same as reading everything: random sessions, damaged ones, and the incidents."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from reconciler.core.classifier import inspect_session
+from reconciler.core.model import Inspection, Limits, SessionEntry
+from reconciler.service.gather import Gathered, gather
+from reconciler.store.engine import read
+from reconciler.store.passes import lock_rows, read_around
+from tests.support.scenes import Scene, chain, result, said, turn
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "recovery_cases.json"
+
+
+@pytest.fixture
+def scene(engine: Engine) -> Scene:
+    return Scene(engine)
+
+
+def gathered(engine: Engine, keys: list[tuple[str, str]], **limits: Any) -> dict[tuple[str, str], Gathered]:
+    with read(engine) as conn:
+        rows = lock_rows(conn, keys, lock=False)
+        around = read_around(conn, rows, lock=False)
+        return {one.row.key: one for one in gather(conn, rows, around.around, Limits(**limits))}
+
+
+def essence(inspection: Inspection) -> dict[str, Any]:
+    # Problems above the input are found only by those who read there.
+    found = {name: getattr(inspection, name) for name in Inspection.__slots__ if name != "problems"}
+    # Calls above the input are past; a pass gives the path from the input on (R2).
+    return {name: value for name, value in found.items() if name not in ("interior_open_calls", "dispatch")}
+
+
+# --- random sessions -------------------------------------------------------------------------------------------------
+
+STOPS = (None, "stop", "length", "tool_use", "error", "aborted")
+
+
+def random_entry(rng: random.Random, name: str, parents: list[str | None], ids: list[str]) -> SessionEntry:
+    kind = rng.choices(
+        ["user", "assistant", "result", "signal", "other", "started", "settled", "unreadable"],
+        [10, 40, 35, 3, 5, 4, 1, 1],
+    )[0]
+    parent = rng.choices([parents[-1], rng.choice(parents)], [85, 15])[0]
+    common: dict[str, Any] = {
+        "id": name,
+        "parent_id": parent,
+        "is_sidechain": rng.random() < 0.05,
+        "is_synthetic": rng.random() < 0.08,
+        "attempt_id": rng.choice([None, "x1", "x2"]),
+    }
+    submission = rng.choice(["A", "A", "B", None])
+    if kind == "user":
+        return SessionEntry(**common, role="user", submission_id=submission)
+    if kind == "signal":
+        return SessionEntry(**common, role="signal", submission_id=submission)
+    if kind == "assistant":
+        calls = tuple(rng.choice(ids) for _ in range(rng.choice([0, 0, 1, 1, 2])))
+        return SessionEntry(
+            **common,
+            role="assistant",
+            submission_id=submission,
+            stop_reason=rng.choice(STOPS),
+            tool_call_ids=calls,
+            content=rng.choice(["text", "text", "reasoning", "none"]),
+            starts_logged=rng.random() < 0.3,
+        )
+    if kind == "result":
+        return SessionEntry(**common, role="tool_result", tool_call_id=rng.choice(ids), ends_turn=rng.random() < 0.1)
+    if kind == "started":
+        return SessionEntry(**common, kind="tool_started", tool_call_id=rng.choice(ids))
+    if kind == "settled":
+        return SessionEntry(**common, kind="submission_settled", submission_id="B")
+    return SessionEntry(**common, kind="unreadable" if kind == "unreadable" and rng.random() < 0.3 else "custom")
+
+
+def random_session(rng: random.Random) -> tuple[list[SessionEntry], str | None]:
+    ids = [f"t{number}" for number in range(4)]
+    found: list[SessionEntry] = []
+    parents: list[str | None] = [None]
+    for number in range(rng.randint(0, 24)):
+        entry = random_entry(rng, f"e{number}", parents, ids)
+        if entry.kind == "submission_settled" and any(other.kind == entry.kind for other in found):
+            continue
+        found.append(entry)
+        parents.append(entry.id)
+    if found and rng.random() < 0.1:
+        # Damage: a parent that is nowhere, or one that comes later.
+        place = rng.randrange(len(found))
+        broken = rng.choice(["nowhere", found[-1].id])
+        values = {name: getattr(found[place], name) for name in SessionEntry.__slots__} | {"parent_id": broken}
+        found[place] = SessionEntry(**values)
+    leaf = rng.choices(
+        [found[-1].id if found else None, rng.choice(found).id if found else None, "gone", None], [75, 18, 2, 5]
+    )[0]
+    return found, leaf
+
+
+@pytest.mark.parametrize("piece", [2, 32])
+def test_what_is_read_in_pieces_shows_what_the_whole_session_shows(scene: Scene, piece: int) -> None:
+    rng = random.Random(f"gather-{piece}")
+    expected: dict[tuple[str, str], Inspection] = {}
+    for number in range(300):
+        given, leaf = random_session(rng)
+        session_id = f"s{number}"
+        scene.session(session_id, given, leaf=leaf, write_ahead=rng.choice([True, True, False]))
+        scene.submission(session_id)
+        expected[session_id, "A"] = inspect_session(given, leaf, "A")
+    found = gathered(scene.engine, list(expected), path_piece_entries=piece)
+    assert expected.keys() == found.keys()
+    details = set()
+    for key, inspection in expected.items():
+        assert found[key].error is None, key
+        seen = essence(found[key].inspection)
+        wanted = essence(inspection)
+        # Whether the writer is write-ahead is stored with the entries, and not told to the reference.
+        seen.pop("unlogged_calls_possible"), wanted.pop("unlogged_calls_possible")
+        assert wanted == seen, key
+        details.add(inspection.detail)
+    assert len(details) >= 15, f"the sessions are too alike: {sorted(details)}"
+
+
+# --- the incidents ---------------------------------------------------------------------------------------------------
+
+
+def load_cases() -> list[dict[str, Any]]:
+    if not CASES.is_file():
+        return []
+    found: list[dict[str, Any]] = json.loads(CASES.read_text())
+    return found
+
+
+def in_order(given: list[SessionEntry]) -> list[SessionEntry]:
+    """Return parents before their children, as far as there is no cycle: an importer stores them so."""
+    waiting, found, known = list(given), [], set()
+    ids = {entry.id for entry in given}
+    while waiting:
+        ready = [entry for entry in waiting if entry.parent_id in known or entry.parent_id not in ids]
+        for entry in ready or waiting[:1]:
+            waiting.remove(entry)
+            found.append(entry)
+            known.add(entry.id)
+    return found
+
+
+def case_entries(case: dict[str, Any]) -> list[SessionEntry]:
+    return [
+        SessionEntry(**{**entry, "tool_call_ids": tuple(entry.get("tool_call_ids", ()))}) for entry in case["entries"]
+    ]
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="the incidents (../shared/cases) are not beside this checkout")
+def test_the_incidents_are_inspected_as_they_must_be(scene: Scene) -> None:
+    cases = load_cases()
+    for case in cases:
+        scene.session(case["id"], in_order(case_entries(case)), leaf=case["leaf_entry_id"], origin="mirrored")
+        if case["current_attempt_id"] is None:
+            scene.submission(case["id"], case["submission_id"])
+        else:
+            scene.running(case["id"], case["submission_id"], attempt_id=case["current_attempt_id"])
+    found = gathered(scene.engine, [(case["id"], case["submission_id"]) for case in cases])
+    for case in cases:
+        inspection = found[case["id"], case["submission_id"]].inspection
+        seen = {
+            "state": inspection.state.value,
+            "unresolved_tool_calls": list(inspection.unresolved_tool_calls),
+            "integrity": inspection.integrity is not None,
+        }
+        assert case["expect"] == seen, case["id"]
+
+
+# --- how much is read ------------------------------------------------------------------------------------------------
+
+
+class Statements:
+    """Counts the statements of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.texts: list[str] = []
+        event.listen(engine, "before_cursor_execute", self._note)
+        self._engine = engine
+
+    def _note(self, conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        self.texts.append(statement)
+
+    def count(self, word: str) -> int:
+        return sum(word in text for text in self.texts)
+
+
+def old_session(history: int) -> list[SessionEntry]:
+    past = chain(*(said(f"h{number}") for number in range(history)))
+    return [
+        *past,
+        *chain(SessionEntry("in", role="user", submission_id="A"), said("a1", "tool_use", "t1"), below=past[-1].id),
+    ]
+
+
+@pytest.mark.parametrize("history", [20, 2000])
+def test_a_short_tail_reads_no_more_than_33_rows_whatever_the_history(scene: Scene, history: int) -> None:
+    scene.session(given=old_session(history))
+    scene.submission()
+    one = gathered(scene.engine, [("s", "A")])["s", "A"]
+    assert one.inspection.detail == "tool_calls_unresolved"
+    assert one.rows_read == 2
+
+
+def test_a_tail_is_read_in_pieces_and_each_entry_once(scene: Scene) -> None:
+    steps = [step for number in range(600) for step in (said(f"a{number}", "tool_use", "t"), result(f"r{number}", "t"))]
+    scene.session(given=turn("A", *steps))
+    scene.submission()
+    statements = Statements(scene.engine)
+    one = gathered(scene.engine, [("s", "A")])["s", "A"]
+    assert one.inspection.detail == "tool_results_ready"
+    assert one.rows_read == 1201
+    assert statements.count("BETWEEN") == 2
+
+
+def test_a_batch_needs_one_path_statement_whatever_its_size(scene: Scene) -> None:
+    for number in range(40):
+        scene.session(f"s{number}", turn("A", said("a1", "tool_use", "t1")))
+        scene.submission(f"s{number}")
+    statements = Statements(scene.engine)
+    gathered(scene.engine, [(f"s{number}", "A") for number in range(40)])
+    assert statements.count("FROM entries e") + statements.count("JOIN entries e") == 1
+
+
+def test_a_path_beyond_the_limit_is_an_error_of_that_row_alone(scene: Scene) -> None:
+    scene.session("long", turn("A", *(said(f"a{number}", "error") for number in range(80))))
+    scene.session("short", turn("A", said("a1")))
+    scene.submission("long")
+    scene.submission("short")
+    found = gathered(scene.engine, [("long", "A"), ("short", "A")], path_entries_max=50)
+    assert "path_entries_max" in (found["long", "A"].error or "")
+    assert found["short", "A"].error is None
+
+
+def test_a_parallel_result_that_came_after_the_leaf_closes_its_call(scene: Scene) -> None:
+    given = turn("A", said("a1", "tool_use", "t1", "t2"), result("r1", "t1"), result("r2", "t2", parent_id="a1"))
+    scene.session(given=given, leaf="r1")
+    scene.submission()
+    assert gathered(scene.engine, [("s", "A")])["s", "A"].inspection.detail == "tool_results_ready"
+
+
+def test_a_writer_that_is_not_write_ahead_leaves_room_for_unlogged_calls(scene: Scene) -> None:
+    scene.session("sure", turn("A", said("a1", "tool_use", "t1")), write_ahead=True)
+    scene.session("unsure", turn("A", said("a1", "tool_use", "t1")), write_ahead=None)
+    scene.submission("sure")
+    scene.submission("unsure")
+    found = gathered(scene.engine, [("sure", "A"), ("unsure", "A")])
+    assert [False, True] == [found[name, "A"].inspection.unlogged_calls_possible for name in ("sure", "unsure")]
