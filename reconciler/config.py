@@ -63,6 +63,8 @@ class Settings:
     database_source: str
     # The embedded default, which verbs that admit work make where it is missing.
     is_default_database: bool = False
+    # A flag or a variable named it: somebody meant this one.
+    is_named: bool = False
     context: str | None = None
     production: bool = False
     contexts: Mapping[str, NamedContext] = field(default_factory=dict)
@@ -199,6 +201,8 @@ def load(flags: Flags | None = None, environ: Mapping[str, str] | None = None) -
         database_url=url if url is not None else f"sqlite:///{default_database_file(environ)}",
         database_source=source,
         is_default_database=url is None,
+        is_named=bool(flags.database or flags.context)
+        or any(_from_environment(sources, key) for key in ("database_url", "context")),
         context=None if context is None else context.name,
         production=context is not None and context.production,
         contexts=MappingProxyType(contexts),

@@ -255,7 +255,7 @@ SELECT
   d.attempt_id AS attempt_id,
   d.attempt_end AS attempt_end,
   d.evidence AS evidence,
-  json_extract(d.plan, '$.mode') AS plan_mode,
+  (CASE WHEN instr(d.plan, '"mode":"') > 0 THEN substr(substr(d.plan, instr(d.plan, '"mode":"') + 8), 1, instr(substr(d.plan, instr(d.plan, '"mode":"') + 8), '"') - 1) END) AS plan_mode,
   d.not_before AS not_before,
   d.reconcile_at AS reconcile_at,
   d.session_version AS session_version,

@@ -3,8 +3,9 @@
 A view's columns are a promise: within one `VIEWS_VERSION` columns are only added, at the end. Migrations create the
 views from `create_statements`; `ops` and people read them. This file knows nothing of connections or of who asks.
 
-Each view is written once. Two macros stand for what the databases spell differently: ``NOW()`` is the statement's
-instant by the database's clock, ``SECONDS(a, b)`` the seconds from *a* to *b* as a float. Names are unqualified: on
+Each view is written once. Three macros stand for what the databases spell differently: ``NOW()`` is the statement's
+instant by the database's clock, ``SECONDS(a, b)`` the seconds from *a* to *b* as a float, ``JSON_TEXT(column, key)`` a
+text of a stored object. Names are unqualified: on
 PostgreSQL they are resolved by the search path of the migration that creates the view. No view shows message text,
 tool arguments or results, nor a plan's tokens (they are words of the model's answer).
 """
@@ -55,18 +56,27 @@ class View:
 
 
 _SECONDS: Final = re.compile(r"SECONDS\(([^(),]+|NOW\(\)), ([^(),]+|NOW\(\))\)")
-_JSON: Final = re.compile(r"JSON_FIELD\(([^(),]+), ([a-z_]+)\)")
+_JSON_TEXT: Final = re.compile(r"JSON_TEXT\(([^(),]+), ([a-z_]+)\)")
+
+
+def _json_text_on_sqlite(found: re.Match[str]) -> str:
+    # Under trusted_schema=OFF, which every connection of ours (and careful readers) sets, a view may not call the JSON
+    # functions. Canonical JSON has no blanks, and a quote inside a value is escaped: the text after "key":" is it.
+    column, key = found[1], found[2]
+    start = f'instr({column}, \'"{key}":"\')'
+    rest = f"substr({column}, {start} + {len(key) + 4})"
+    return f"(CASE WHEN {start} > 0 THEN substr({rest}, 1, instr({rest}, '\"') - 1) END)"
 
 
 def _spell(template: str, dialect: str) -> str:
     # Differs on SQLite because it has neither intervals nor a clock that answers in our text form.
     if dialect == "postgresql":
         text = _SECONDS.sub(r"CAST(EXTRACT(EPOCH FROM (\2 - \1)) AS double precision)", template)
-        text = _JSON.sub(r"(CAST(\1 AS json) ->> '\2')", text)
+        text = _JSON_TEXT.sub(r"(CAST(\1 AS json) ->> '\2')", text)
         # The statement's instant, not clock_timestamp(): a volatile function would keep indexes from being used.
         return text.replace("NOW()", "statement_timestamp()")
     text = _SECONDS.sub(r"((julianday(\2) - julianday(\1)) * 86400.0)", template)
-    text = _JSON.sub(r"json_extract(\1, '$.\2')", text)
+    text = _JSON_TEXT.sub(_json_text_on_sqlite, text)
     return text.replace("NOW()", "(strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')")
 
 
@@ -238,7 +248,7 @@ _ALL: Final = (
             _c("attempt_id", IdText, "d.attempt_id", "the attempt it ended or was made by"),
             _c("attempt_end", _TEXT, "d.attempt_end", "how that attempt ended"),
             _c("evidence", JsonText, "d.evidence", "ids of the entries it rests on, a JSON array"),
-            _c("plan_mode", _TEXT, "JSON_FIELD(d.plan, mode)", "requeue: how the next attempt goes on"),
+            _c("plan_mode", _TEXT, "JSON_TEXT(d.plan, mode)", "requeue: how the next attempt goes on"),
             _c("not_before", UtcDateTime, "d.not_before", "requeue: the end of the backoff"),
             _c("reconcile_at", UtcDateTime, "d.reconcile_at", "when the row was to be looked at again"),
             _c("session_version", BigInt, "d.session_version", "guard: the session's version it was made at"),

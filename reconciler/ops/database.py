@@ -1,0 +1,66 @@
+"""The database itself: which schema it has, whether it is whole, and bringing it to the schema that is needed."""
+
+from __future__ import annotations
+
+from reconciler.ops.asking import EXIT_ERROR, Asked, Desk, Reply
+
+
+def create(desk: Desk) -> None:
+    """Make an SQLite file with the needed schema where there is none: set-up, not migration (I16).
+
+    An existing database is left as it is, whatever its schema.
+    """
+    from reconciler.store.engine import require_schema
+    from reconciler.store.migrate import upgrade
+
+    engine = desk.make_engine(create=True)
+    try:
+        upgrade(engine)
+    finally:
+        engine.dispose()
+    require_schema(desk.engine)
+
+
+def current(asked: Asked) -> Reply:
+    """Answer `db current`."""
+    from reconciler.store.engine import schema_state
+
+    state = schema_state(asked.desk.engine)
+    return Reply(
+        {"database": asked.desk.database_name, "schema": {"found": state.found, "needed": state.needed}},
+    )
+
+
+def check(asked: Asked) -> Reply:
+    """Answer `db check`: exit code 1 where the schema is another one, or was changed by hand."""
+    from reconciler.store.engine import schema_state
+    from reconciler.store.migrate import differences
+
+    state = schema_state(asked.desk.engine)
+    found = differences(asked.desk.engine) if state.matches else []
+    payload = {
+        "database": asked.desk.database_name,
+        "schema": {"found": state.found, "needed": state.needed},
+        "differences": found,
+    }
+    return Reply(payload, 0 if state.matches and not found else EXIT_ERROR)
+
+
+def upgrade_schema(asked: Asked) -> Reply:
+    """Carry out `db upgrade`."""
+    from reconciler.store.migrate import upgrade
+
+    engine = asked.desk.make_engine(create=not asked.dry_run)
+    try:
+        change = upgrade(engine, dry_run=asked.dry_run)
+    finally:
+        engine.dispose()
+    found = change.before if asked.dry_run else change.after
+    return Reply(
+        {
+            "database": asked.desk.database_name,
+            "schema": {"found": found, "needed": change.after or ""},
+            "applied": list(change.applied),
+            "dry_run": asked.dry_run,
+        }
+    )

@@ -1,0 +1,149 @@
+"""The one door: every question and every act of every transport passes through `ask`.
+
+What holds for all of them is done here and nowhere else: checking of names and parameters, limits, the schema check,
+timing, audit, typed errors as payloads, redaction, follow-up hints. Readers know nothing of it, transports repeat none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any, Final
+
+from reconciler.core.hints import with_followup_hints
+from reconciler.errors import DatabaseUnavailable, InvalidInput, ReconcilerError
+from reconciler.ops.asking import EXIT_ERROR, EXIT_UNAVAILABLE, EXIT_USAGE, Answer, Asked, Desk, Reply
+from reconciler.ops.entry import Audit, Database, Entry
+from reconciler.ops.registry import entry_of
+
+# Longest list of names that an error repeats.
+_NAMES_SHOWN_MAX: Final = 20
+
+
+def ask(name: str, params: Mapping[str, Any] | None, desk: Desk) -> Answer:
+    """Ask the question, or have the act done, that the registry knows as *name*.
+
+    Never raises a typed error: it comes as the payload ``{"error": {code, message, detail, hint}}`` with its exit code.
+    """
+    started = time.monotonic()
+    try:
+        entry = entry_of(name)
+        asked = Asked(entry, _checked(entry, params or {}), desk, datetime.now(UTC))
+        reply = _answer(asked)
+    except ReconcilerError as error:
+        payload = redact({"error": error.as_dict()})
+        return Answer(name, payload, exit_code_of(error), time.monotonic() - started)
+    payload = redact(reply.payload)
+    if desk.hints:
+        payload = with_followup_hints(name, payload)
+    return Answer(name, payload, reply.exit_code, time.monotonic() - started)
+
+
+def exit_code_of(error: ReconcilerError) -> int:
+    """Return the exit code that goes with *error*."""
+    return EXIT_UNAVAILABLE if isinstance(error, DatabaseUnavailable) else EXIT_ERROR
+
+
+def usage_error(message: str, hint: str | None = None) -> Answer:
+    """Return the answer to a call that could not be understood."""
+    error = InvalidInput(message, hint=hint)
+    return Answer("", redact({"error": error.as_dict()}), EXIT_USAGE, 0.0)
+
+
+# --- before --------------------------------------------------------------------------------------------------------
+
+
+def _checked(entry: Entry, params: Mapping[str, Any]) -> dict[str, Any]:
+    known = {parameter.name for parameter in entry.parameters}
+    for given in params:
+        if given not in known:
+            near = difflib.get_close_matches(str(given), known, n=1)
+            names = ", ".join(sorted(known)[:_NAMES_SHOWN_MAX])
+            raise InvalidInput(
+                f'"{entry.name}" has no parameter "{given!s:.60}"',
+                hint=f'did you mean "{near[0]}"?' if near else f"it has: {names}" if names else "it has none",
+            )
+    now = datetime.now(UTC)
+    checked: dict[str, Any] = {}
+    for parameter in entry.parameters:
+        value = params.get(parameter.name)
+        if parameter.name not in params or (value is None and not parameter.required):
+            if parameter.required:
+                raise InvalidInput(f'"{entry.name}" needs {parameter.name}', hint=parameter.help)
+            value = parameter.default
+            if value is None:
+                checked[parameter.name] = [] if parameter.many else None
+                continue
+        checked[parameter.name] = parameter.check(value, now)
+    return checked
+
+
+def _answer(asked: Asked) -> Reply:
+    entry, desk = asked.entry, asked.desk
+    if entry.needs_reason and desk.production and not asked.params.get("reason") and not asked.dry_run:
+        raise InvalidInput(
+            f"cannot {entry.name} on {desk.database_name}: it is a production database, and no reason was given",
+            hint="say why with --reason TEXT: it stands in the audit",
+        )
+    _open(asked)
+    reply = _reader(entry)(asked)
+    if not isinstance(reply, Reply):
+        raise TypeError(f"the reader of {entry.name!r} returned {type(reply).__name__}")
+    if entry.audit is Audit.AFTER and reply.changed and not asked.dry_run:
+        _write_audit(asked, reply)
+    return reply
+
+
+def _open(asked: Asked) -> None:
+    """Have the database checked, or made where there is none and the verb may do that."""
+    entry, desk = asked.entry, asked.desk
+    match entry.database:
+        case Database.NONE | Database.ANY:
+            return
+        case Database.CREATE if desk.may_create():
+            if asked.dry_run:
+                # A dry run makes no file: it plans against an empty database.
+                return
+            from reconciler.ops.database import create
+
+            create(desk)
+        case Database.READ | Database.WRITE | Database.CREATE:
+            from reconciler.store.engine import require_schema
+
+            require_schema(desk.engine, for_writing=entry.database is not Database.READ and not asked.dry_run)
+
+
+def _reader(entry: Entry) -> Any:
+    module, _, function = entry.reader.partition(":")
+    return getattr(import_module(module), function)
+
+
+# --- after ---------------------------------------------------------------------------------------------------------
+
+
+def _write_audit(asked: Asked, reply: Reply) -> None:
+    from reconciler.ops.audit import record
+
+    record(asked, reply)
+
+
+_SECRET: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*):(?P<secret>[^\s@]+)@")
+_SECRET_PARAMETER: Final = re.compile(r"(?P<name>[?&](?:password|sslpassword|passfile)=)[^&\s]+")
+_MASK: Final = "***"
+
+
+def redact(value: Any) -> Any:
+    """Return *value* without passwords in the URLs of its texts; what has none comes back as it is."""
+    if isinstance(value, str):
+        if "://" not in value:
+            return value
+        return _SECRET_PARAMETER.sub(rf"\g<name>{_MASK}", _SECRET.sub(rf"\g<scheme>:{_MASK}@", value))
+    if isinstance(value, Mapping):
+        return {key: redact(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(inner) for inner in value]
+    return value

@@ -1,0 +1,182 @@
+"""`show`: a session's entries as a tree, its active path marked, texts cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from reconciler.core.model import SessionEntry
+from reconciler.core.pairing import open_calls
+from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.graph import draw
+from reconciler.ops.naming import no_such_session
+from reconciler.ops.values import cut, instant, text_of, texts
+from reconciler.store import queries
+from reconciler.store.queries import Row
+
+_SUBMISSIONS_MAX: Final = 200
+# A payload is read up to here to find its text; JSON escapes may take six characters for one.
+_ESCAPED: Final = 8
+_PAYLOAD_CHARS_MIN: Final = 4096
+
+
+def show(asked: Asked) -> Reply:
+    """Answer `show`. Exit code 3 where the active path is damaged."""
+    session_id = asked["session"]
+    with asked.reading() as conn:
+        session = queries.session_row(conn, session_id)
+        if session is None:
+            raise no_such_session(conn, session_id)
+        count = queries.count_entries(conn, session_id)
+        rows = queries.newest_entries(conn, session_id, limit=asked["entries"])
+        path, damage = _active_path(conn, session, rows, asked["entries"])
+        shown = {row["seq"]: row for row in [*rows, *path]}
+        ordered = [shown[seq] for seq in sorted(shown, reverse=True)]
+        chars = asked["text_chars"] if asked.desk.show_texts else 0
+        said = _texts(conn, session_id, [row["id"] for row in ordered], chars)
+        submissions = queries.session_submissions(conn, session_id, limit=_SUBMISSIONS_MAX)
+    active = {row["id"] for row in path}
+    graph = draw([(row["id"], row["parent_id"]) for row in ordered], active)
+    leaf = session["leaf_entry_id"]
+    payload = {
+        "session_id": session_id,
+        "origin": session["origin"],
+        "version": session["version"],
+        "leaf_entry_id": leaf,
+        "created_at": instant(session["created_at"]),
+        "updated_at": instant(session["updated_at"]),
+        "source": _source(session),
+        "entry_count": count,
+        "left_out": max(0, count - len(ordered)),
+        "damage": damage,
+        "submissions": [_submission(row) for row in submissions],
+        "open_calls": [
+            {
+                "entry_id": call.entry_id,
+                "position": call.position,
+                "call_id": call.call_id,
+                "dispatch": call.dispatch.value,
+            }
+            for call in open_calls([_entry(row) for row in reversed(path)])
+        ],
+        "entries": [
+            _node(row, line, said.get(row["id"], (None, None)), on_path=row["id"] in active, is_leaf=row["id"] == leaf)
+            for row, line in zip(ordered, graph, strict=True)
+        ],
+    }
+    return Reply(payload, EXIT_NEEDS_PERSON if damage else 0)
+
+
+def _active_path(conn: Connection, session: Row, rows: Sequence[Row], limit: int) -> tuple[list[Row], str | None]:
+    """Return the active path from the leaf on as far as it is shown, and what is wrong with it."""
+    leaf = session["leaf_entry_id"]
+    if leaf is None:
+        empty = not rows or session["leaf_known_empty"]
+        return [], None if empty else "the session has entries and no leaf"
+    by_id = {row["id"]: row for row in rows}
+    if leaf not in by_id:
+        # An older entry: it stands below nothing that is newer, so its whole path is older too.
+        walked, missing = queries.walk_up(conn, session["id"], leaf, limit=limit)
+        what = "leaf" if not walked else "parent"
+        return list(walked), None if missing is None else f'the {what} "{missing}" is missing'
+    path: list[Row] = []
+    seen: set[str] = set()
+    wanted: str | None = leaf
+    while wanted is not None:
+        if wanted in seen:
+            return path, f'the entries form a cycle at "{wanted}"'
+        row = by_id.get(wanted)
+        if row is None:
+            missing_ids = queries.missing_entries(conn, session["id"], [wanted])
+            return path, f'the parent "{wanted}" is missing' if missing_ids else None
+        seen.add(wanted)
+        path.append(row)
+        wanted = row["parent_id"]
+    return path, None
+
+
+def _texts(
+    conn: Connection, session_id: str, entry_ids: Sequence[str], chars: int
+) -> dict[str, tuple[str | None, int | None]]:
+    if chars == 0:
+        return {}
+    most = max(_PAYLOAD_CHARS_MIN, chars * _ESCAPED)
+    found: dict[str, tuple[str | None, int | None]] = {}
+    for entry_id, stored in queries.payload_texts(conn, session_id, entry_ids, chars_max=most + 1).items():
+        try:
+            text = text_of(json.loads(stored), chars)
+        except (ValueError, RecursionError):
+            # Cut inside, or nested too deep: shown as it is stored.
+            text = stored
+        shown, whole = cut(text, chars)
+        found[entry_id] = (shown, whole)
+    return found
+
+
+def _entry(row: Row) -> SessionEntry:
+    return SessionEntry(
+        id=row["id"],
+        parent_id=row["parent_id"],
+        kind=row["kind"],
+        role=row["role"],
+        submission_id=row["submission_id"],
+        attempt_id=row["attempt_id"],
+        stop_reason=row["stop_reason"],
+        tool_call_ids=tuple(texts(row["tool_call_ids"])),
+        tool_call_id=row["tool_call_id"],
+        content=row["content"],
+        is_synthetic=row["is_synthetic"],
+        is_sidechain=row["is_sidechain"],
+        ends_turn=row["ends_turn"],
+        starts_logged=row["starts_logged"],
+    )
+
+
+def _node(row: Row, line: str, said: tuple[str | None, int | None], *, on_path: bool, is_leaf: bool) -> dict[str, Any]:
+    return {
+        "graph": line,
+        "entry_id": row["id"],
+        "parent_id": row["parent_id"],
+        "seq": row["seq"],
+        "kind": row["kind"],
+        "role": row["role"],
+        "submission_id": row["submission_id"],
+        "attempt_id": row["attempt_id"],
+        "stop_reason": row["stop_reason"],
+        "tool_call_ids": texts(row["tool_call_ids"]),
+        "tool_call_id": row["tool_call_id"],
+        "is_synthetic": row["is_synthetic"],
+        "is_sidechain": row["is_sidechain"],
+        "on_active_path": on_path,
+        "is_leaf": is_leaf,
+        "created_at": instant(row["created_at"]),
+        "text": said[0],
+        "text_cut_from": said[1],
+    }
+
+
+def _submission(row: Row) -> dict[str, Any]:
+    return {
+        "submission_id": row["id"],
+        "status": row["status"],
+        "outcome": row["outcome"],
+        "reason": row["outcome_reason"] or row["decision_reason"],
+        "held_reason": row["held_reason"],
+        "admitted_at": instant(row["admitted_at"]),
+        "settled_at": instant(row["settled_at"]),
+    }
+
+
+def _source(session: Row) -> dict[str, Any] | None:
+    if session["source_locator"] is None:
+        return None
+    return {
+        "source_id": session["source_id"],
+        "format": session["source_format"],
+        "locator": session["source_locator"],
+        "quiet_since": instant(session["quiet_since"]),
+        "owned_at": instant(session["owned_at"]),
+    }

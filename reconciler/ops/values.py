@@ -1,0 +1,108 @@
+"""How stored values stand in payloads: instants, JSON texts, tokens, texts cut to size. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from reconciler.errors import InvalidInput
+
+_TOKEN_BYTES_MAX: Final = 64 * 1024
+
+
+def instant(value: datetime | None) -> str | None:
+    """Return an instant as RFC 3339 text in UTC, microseconds and Z."""
+    if value is None:
+        return None
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def texts(stored: str | None) -> list[str]:
+    """Return a stored JSON array of texts."""
+    if not stored:
+        return []
+    found = json.loads(stored)
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+
+
+def parsed(stored: str | None) -> Any:
+    """Return a stored JSON value; None where there is none."""
+    return None if stored is None else json.loads(stored)
+
+
+def to_token(value: Mapping[str, Any]) -> str:
+    """Return *value* as one word that a person can copy and a URL can carry."""
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def from_token(token: str, name: str) -> dict[str, Any]:
+    """Return what `to_token` packed.
+
+    Raises:
+        InvalidInput: it is no such word.
+    """
+    try:
+        if len(token) > _TOKEN_BYTES_MAX:
+            raise ValueError("too long")
+        found = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
+        if not isinstance(found, dict):
+            raise TypeError("no object")
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        raise InvalidInput(f"cannot read the {name} given", hint=f"give the {name} of an earlier answer") from None
+    return found
+
+
+def cut(text: str, chars: int) -> tuple[str, int | None]:
+    """Return *text* with at most *chars* characters, and its length where something was cut off."""
+    return (text, None) if len(text) <= chars else (text[:chars], len(text))
+
+
+def text_of(payload: Any, chars: int) -> str:
+    """Return what people would read of an entry's payload, whatever program wrote it; at most *chars* characters.
+
+    Texts that stand under the usual names are gathered in order; a payload without any is shown as JSON.
+    """
+    pieces: list[str] = []
+    for piece in _texts_in(payload, depth=0):
+        pieces.append(piece)
+        if sum(map(len, pieces)) > chars:
+            break
+    if pieces:
+        return " ".join(pieces)[: chars + 1]
+    return json.dumps(payload, ensure_ascii=False, sort_keys=True)[: chars + 1]
+
+
+# Where the formats known here keep what was said; anything else is structure.
+_TEXT_KEYS: Final = ("text", "thinking", "errorMessage", "error", "summary", "prompt")
+_INNER_KEYS: Final = ("message", "content", "payload", "result", "data", "parts")
+_CALL_KEYS: Final = ("name", "toolName")
+_DEPTH_MAX: Final = 6
+
+
+def _texts_in(value: Any, *, depth: int) -> Iterable[str]:
+    if depth > _DEPTH_MAX:
+        return
+    if isinstance(value, str):
+        if value.strip():
+            yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item, depth=depth + 1)
+    elif isinstance(value, dict):
+        for key in _TEXT_KEYS:
+            found = value.get(key)
+            if isinstance(found, str) and found.strip():
+                yield found
+        for key in _CALL_KEYS:
+            if isinstance(value.get(key), str) and any(name in value for name in ("input", "arguments", "args")):
+                arguments = next(value[name] for name in ("input", "arguments", "args") if name in value)
+                yield f"{value[key]}({arguments if isinstance(arguments, str) else json.dumps(arguments)})"
+                break
+        for key in _INNER_KEYS:
+            if key in value:
+                yield from _texts_in(value[key], depth=depth + 1)

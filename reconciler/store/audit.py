@@ -1,0 +1,44 @@
+"""Who did what by hand, and why. A row is written in the transaction of the act where the act allows it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from reconciler.store.dialect import db_now
+from reconciler.store.schema import audit
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """An act by hand. ``parameters`` and ``result`` are canonical JSON."""
+
+    operator: str
+    verb: str
+    parameters: str
+    session_id: str | None = None
+    submission_id: str | None = None
+    subject: str | None = None
+    reason: str | None = None
+    result: str | None = None
+
+
+def write_audit(conn: Connection, row: AuditRow) -> None:
+    """Insert the row, stamped with the database's time."""
+    conn.execute(
+        sa.insert(audit).values(
+            id=uuid.uuid4().hex,
+            at=db_now(conn),
+            operator=row.operator,
+            verb=row.verb,
+            session_id=row.session_id,
+            submission_id=row.submission_id,
+            subject=row.subject,
+            parameters=row.parameters,
+            reason=row.reason,
+            result=row.result,
+        )
+    )
