@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from reconciler.store import schema as s
-from reconciler.store.dialect import db_now, in_list
+from reconciler.store.dialect import db_now, in_list, is_postgresql
 from reconciler.store.views import v_attempts, v_decisions, v_instances, v_pending, v_quarantine
 
 # Splits of one name that one statement tries, and hits that it lists.
@@ -131,7 +131,7 @@ def _count_unacknowledged(conn: Connection) -> int:
         .where(
             s.submissions.c.status == s.STATUS_SETTLED,
             s.submissions.c.recovered.is_(sa.true())
-            if conn.dialect.name == "postgresql"
+            if is_postgresql(conn)
             else s.submissions.c.recovered,
             s.submissions.c.acknowledged_at.is_(None),
         )
