@@ -7,7 +7,119 @@ The public names, loaded when they are first used: a cold start pays for what it
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+# The same names for type checkers; a test keeps the two lists one.
+if TYPE_CHECKING:
+    from reconciler.core.classifier import (
+        classify_submission_state as classify_submission_state,
+        find_submission_input_index as find_submission_input_index,
+        has_submission_settled_entry as has_submission_settled_entry,
+        inspect_session as inspect_session,
+        inspect_submission as inspect_submission,
+        submission_settlement_entry_id as submission_settlement_entry_id,
+    )
+    from reconciler.core.hints import (
+        FOLLOWUP_HINT_RULES as FOLLOWUP_HINT_RULES,
+        MAX_FOLLOWUP_HINTS as MAX_FOLLOWUP_HINTS,
+        FollowupHint as FollowupHint,
+        FollowupHintRule as FollowupHintRule,
+        followup_hints as followup_hints,
+        with_followup_hints as with_followup_hints,
+    )
+    from reconciler.core.model import (
+        DEFAULT_LIMITS as DEFAULT_LIMITS,
+        AttemptFacts as AttemptFacts,
+        CallDispatch as CallDispatch,
+        Decision as Decision,
+        Detail as Detail,
+        Inspection as Inspection,
+        Limits as Limits,
+        NewEntry as NewEntry,
+        SessionEntry as SessionEntry,
+        SubmissionFacts as SubmissionFacts,
+        SubmissionInspection as SubmissionInspection,
+        SyntheticResult as SyntheticResult,
+        ValidPath as ValidPath,
+    )
+    from reconciler.core.policy import (
+        decide as decide,
+    )
+    from reconciler.core.refine import (
+        DEFAULT_EDIT_BUDGET as DEFAULT_EDIT_BUDGET,
+        EditBudget as EditBudget,
+        EditCandidate as EditCandidate,
+        RefineOutcome as RefineOutcome,
+        RefineStep as RefineStep,
+        RejectedEditBuffer as RejectedEditBuffer,
+        accept_edit as accept_edit,
+        edits_remaining as edits_remaining,
+        may_stop_early as may_stop_early,
+        run_refine_gate as run_refine_gate,
+    )
+    from reconciler.core.states import (
+        AttemptEnd as AttemptEnd,
+        DecisionAction as DecisionAction,
+        Directive as Directive,
+        Outcome as Outcome,
+        Reason as Reason,
+        ResumeMode as ResumeMode,
+        SessionOrigin as SessionOrigin,
+        SubmissionStatus as SubmissionStatus,
+    )
+    from reconciler.core.subturn import (
+        SUB_TURN_LOOP_DEFAULT_BUDGET as SUB_TURN_LOOP_DEFAULT_BUDGET,
+        SUB_TURN_LOOP_MAX_PROPOSED_HINTS as SUB_TURN_LOOP_MAX_PROPOSED_HINTS,
+        SUB_TURN_LOOP_MAX_RESCORE_TOKENS as SUB_TURN_LOOP_MAX_RESCORE_TOKENS,
+        SUB_TURN_LOOP_MIN_PARTIAL_LENGTH as SUB_TURN_LOOP_MIN_PARTIAL_LENGTH,
+        SUB_TURN_LOOP_MIN_TOKEN_LENGTH as SUB_TURN_LOOP_MIN_TOKEN_LENGTH,
+        ResumePlan as ResumePlan,
+        SubTurnLoopPlan as SubTurnLoopPlan,
+        plan_resume as plan_resume,
+        plan_sub_turn_loop as plan_sub_turn_loop,
+    )
+    from reconciler.errors import (
+        AlreadySettled as AlreadySettled,
+        AmbiguousId as AmbiguousId,
+        AttemptLost as AttemptLost,
+        ConfigurationInvalid as ConfigurationInvalid,
+        Conflict as Conflict,
+        DatabaseFull as DatabaseFull,
+        DatabaseInvalid as DatabaseInvalid,
+        DatabaseReadOnly as DatabaseReadOnly,
+        DatabaseUnavailable as DatabaseUnavailable,
+        EpochClosed as EpochClosed,
+        EpochOpen as EpochOpen,
+        IllegalTransition as IllegalTransition,
+        InvalidInput as InvalidInput,
+        LimitExceeded as LimitExceeded,
+        NotBegun as NotBegun,
+        NotFound as NotFound,
+        NothingSelected as NothingSelected,
+        OperatorFault as OperatorFault,
+        ReconcilerError as ReconcilerError,
+        ReservedId as ReservedId,
+        RunnerFault as RunnerFault,
+        SchemaMismatch as SchemaMismatch,
+        SessionDamaged as SessionDamaged,
+        SessionMirrored as SessionMirrored,
+        SourceConflict as SourceConflict,
+        SourceNotQuiet as SourceNotQuiet,
+        SourceOwned as SourceOwned,
+        SourceUnreadable as SourceUnreadable,
+        StoreConflict as StoreConflict,
+        StoreFault as StoreFault,
+        UnknownFormat as UnknownFormat,
+        UnsupportedOnDialect as UnsupportedOnDialect,
+    )
+    from reconciler.service.refine import (
+        RefineGate as RefineGate,
+    )
+    from reconciler.service.runner import (
+        Attempt as Attempt,
+        Runner as Runner,
+        Submission as Submission,
+    )
 
 __version__ = "0.1.0"
 
