@@ -38,6 +38,8 @@ class Pairing:
     call_of: dict[int, CallRef] = field(default_factory=dict)
     # The results that close a call, those on the path before others. An open call is missing here.
     closers: dict[CallRef, list[int]] = field(default_factory=dict)
+    # Calls that some result closes without ending the turn.
+    going_on: set[CallRef] = field(default_factory=set)
     # Results whose call is nowhere before them on their own path, open or not.
     orphans: set[int] = field(default_factory=set)
 
@@ -64,7 +66,7 @@ class _Scanner:
         if entry.tool_call_ids and is_assistant(entry):
             self._enter_calls(node, entry)
         elif is_tool_result(entry):
-            self._enter_result(node, entry.tool_call_id)
+            self._enter_result(node, entry)
 
     def _enter_calls(self, node: int, entry: SessionEntry) -> None:
         open_calls = self._filler_open if entry.is_synthetic else self._open
@@ -73,7 +75,8 @@ class _Scanner:
             if not entry.is_synthetic:
                 self._seen[call_id] = self._seen.get(call_id, 0) + 1
 
-    def _enter_result(self, node: int, call_id: str | None) -> None:
+    def _enter_result(self, node: int, entry: SessionEntry) -> None:
+        call_id = entry.tool_call_id
         if call_id is None or not self._seen.get(call_id):
             self._pairing.orphans.add(node)
         if call_id is None:
@@ -83,6 +86,8 @@ class _Scanner:
             call = waiting.pop()
             self._pairing.call_of[node] = call
             self._pairing.closers.setdefault(call, []).append(node)
+            if not entry.ends_turn:
+                self._pairing.going_on.add(call)
 
     def leave(self, node: int) -> None:
         entry = self._pairing.nodes[node]

@@ -148,12 +148,13 @@ class Turn:
             self._open = self._answered = self._not_ending = 0
         pairing = self._pairing
         for position in range(len(entry.tool_call_ids)):
-            closers = pairing.closers.get((node, position))
-            if closers is None:
-                self._open += 1
-            else:
+            call = (node, position)
+            if call in pairing.closers:
                 self._answered += 1
-                self._not_ending += not pairing.nodes[closers[0]].ends_turn
+                # Until its own result comes by: where several branches have one, no order among them may decide.
+                self._not_ending += call in pairing.going_on
+            else:
+                self._open += 1
 
     def _feed_result(self, node: int, entry: SessionEntry) -> None:
         self.stopped_by = None
@@ -166,10 +167,9 @@ class Turn:
         call = pairing.call_of.get(node)
         if call is None or self._batch_from == NOWHERE or pairing.depths[call[0]] < pairing.depths[self._batch_from]:
             return
-        # Results of several branches may close one call: the one on the path at hand is the one that counts.
-        counted = pairing.closers[call][0]
-        if counted != node and not pairing.nodes[call[0]].is_synthetic:
-            self._not_ending += pairing.nodes[counted].ends_turn - entry.ends_turn
+        if not pairing.nodes[call[0]].is_synthetic:
+            # Of all results of the call the one on this path counts.
+            self._not_ending += (not entry.ends_turn) - (call in pairing.going_on)
 
     def verdict(self) -> Verdict:
         """Return the first row of the table that holds, ``settled_entry`` aside."""
