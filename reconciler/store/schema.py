@@ -85,8 +85,8 @@ sessions = Table(
     **_UPDATED_IN_PLACE,
 )
 
-# A node of the DAG, slim: all that the classifier reads, no payload. ``seq`` grows along every path and bounds reads; on
-# SQLite it clusters the table, so that a tail is read from neighbouring pages.
+# A node of the DAG, slim: all that the classifier reads, no payload. ``seq`` grows along every path and bounds reads;
+# on SQLite it clusters the table, so that a tail is read from neighbouring pages.
 entries = Table(
     "entries",
     metadata,
