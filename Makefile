@@ -47,7 +47,7 @@ format: $(VENV)/.check ## Mend style and formatting
 
 .PHONY: types
 types: $(VENV)/.check ## Check types, strictly
-	@$(PY) -m mypy
+	@$(PY) -m mypy $(wildcard reconciler migrations tests examples)
 
 .PHONY: contracts
 contracts: $(VENV)/.check ## Check who may import whom
