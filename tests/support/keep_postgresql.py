@@ -48,7 +48,7 @@ class _Stop(Exception):
 
 def main() -> int:
     """Keep a server until the owner's pipe ends; return the exit status."""
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.raw.readline())
+    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's ^C ends the tests, and they end us
     base = _base_folder()
