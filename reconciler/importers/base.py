@@ -290,6 +290,11 @@ def parents_first(ids: Sequence[str], parents: Sequence[str | None]) -> tuple[li
     return order, [index for index in range(len(ids)) if index not in done]
 
 
+def as_text(value: object) -> str | None:
+    """Return *value* where it is text: nothing in a file is trusted to have the type it should have."""
+    return value if isinstance(value, str) else None
+
+
 def instant(raw: object) -> datetime | None:
     """Return a source's time stamp (ISO text, or milliseconds) as an aware UTC instant; None where it is none."""
     try:

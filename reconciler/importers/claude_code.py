@@ -29,6 +29,7 @@ from reconciler.importers.base import (
     ImportResult,
     Reading,
     Source,
+    as_text,
     parents_first,
     payload_text,
 )
@@ -183,7 +184,7 @@ class _File:
             self._last_user = node
 
     def _take_outside(self, line: int, value: dict[str, Any], raw: bytes) -> None:
-        kind = value.get("type")
+        kind = as_text(value.get("type"))
         if kind == "queue-operation":
             self._queue.take(line, value)
         if kind in OUTSIDE:
@@ -277,7 +278,10 @@ class _File:
         return False
 
     def _leaf(self) -> Node | None:
-        """Return the line that is the active position, as the official reader finds it."""
+        """Return the line that is the active position, as the official reader finds it.
+
+        Save for one thing: a person's text that was delivered into the turn counts as what it is, a user message.
+        """
 
         def counts(node: Node) -> bool:
             return not node.is_sidechain and not node.off_leaf and node.form is not Form.PROGRESS
@@ -289,7 +293,7 @@ class _File:
             seen: set[str] = set()
             at: Node | None = node
             while at is not None and at.uuid not in seen:
-                if at.type in ("user", "assistant") and not at.is_sidechain:
+                if (at.type in ("user", "assistant") or at.form is Form.STEER) and not at.is_sidechain:
                     return at
                 seen.add(at.uuid)
                 at = self._nodes.get(at.parent) if at.parent is not None else None

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from reconciler.core import model as m
-from reconciler.importers.base import NO_MODEL_ERROR_RETRY, Reading, instant
+from reconciler.importers.base import NO_MODEL_ERROR_RETRY, Reading, as_text, instant
 
 STOP: Final = {
     "end_turn": m.STOP_STOP,
@@ -109,7 +109,7 @@ class Node:
 
 def make_node(reading: Reading, line: int, value: dict[str, Any], uuid: str, digest: int) -> Node:
     """Return what a line with a uuid is. Nothing in *value* is trusted to have the right type."""
-    kind = _text(value.get("type")) or ""
+    kind = as_text(value.get("type")) or ""
     node = Node(
         line,
         uuid,
@@ -182,13 +182,14 @@ def _is_machine_made(value: dict[str, Any]) -> bool:
 
 def _assistant(reading: Reading, node: Node, value: dict[str, Any], message: dict[str, Any]) -> None:
     node.form = Form.ASSISTANT
-    node.message_id = _text(message.get("id"))
+    node.message_id = as_text(message.get("id"))
     if value.get("isApiErrorMessage") is True:
         # The text is the program's own words about the provider's error.
         node.stop, node.content = m.STOP_ERROR, m.CONTENT_NONE
         node.message_id = None
         status = value.get("apiErrorStatus")
-        if status in NO_MODEL_ERROR_RETRY or value.get("error") in _REJECTED_ERRORS:
+        refused = isinstance(status, int) and status in NO_MODEL_ERROR_RETRY
+        if refused or as_text(value.get("error")) in _REJECTED_ERRORS:
             node.error_retryable = False
         return
     node.is_synthetic = message.get("model") == _SYNTHETIC_MODEL
@@ -225,7 +226,7 @@ def _system(node: Node, value: dict[str, Any], reading: Reading) -> None:
         node.logical_parent = reading.link(value.get("logicalParentUuid"))
     elif subtype in ("turn_duration", "stop_hook_summary"):
         node.form = Form.TURN_END
-    elif subtype == "local_command" and (_text(value.get("content")) or "").lstrip().startswith(_LOCAL_OUTPUT):
+    elif subtype == "local_command" and (as_text(value.get("content")) or "").lstrip().startswith(_LOCAL_OUTPUT):
         node.form = Form.LOCAL_OUTPUT
 
 
@@ -258,10 +259,6 @@ def first_text(content: object) -> str:
 
 def _dicts(content: object) -> Iterable[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else ()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _version(raw: object) -> tuple[int, int, int] | None:

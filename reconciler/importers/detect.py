@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
 from reconciler.importers import claude_code, pi
-from reconciler.importers.base import Importer
+from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
 from reconciler.importers.pi import PiImporter
 from reconciler.importers.reading import LineReader, decode_line
@@ -99,7 +99,7 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
     seen = 0
     for number, value in lines:
         seen += 1
-        kind = value.get("type")
+        kind = as_text(value.get("type"))
         if (foreign := _foreign(value, kind)) is not None:
             return f"line {number} looks like {foreign}, which is not supported"
         if kind == "session" and ("id" in value or "timestamp" in value):
@@ -116,7 +116,7 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
     return "none of its first lines is JSON of a known session format" if seen else "none of its first lines is JSON"
 
 
-def _foreign(value: dict[str, Any], kind: object) -> str | None:
+def _foreign(value: dict[str, Any], kind: str | None) -> str | None:
     """Return the name of the format that only looks like one of ours."""
     if value.get("kind") == "header" and value.get("v") == 4:
         return "a pi harness session of version 4"

@@ -98,10 +98,14 @@ def opened(name: str, stdin: BinaryIO | None = None) -> Iterator[SessionFile]:
         raise SourceUnreadable(
             f'could not read "{name}": {reason}', hint="check the path and its permissions"
         ) from error
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise SourceUnreadable(f'cannot read "{name}": it is {kind}', hint="name a session file, or - for a pipe")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with os.fdopen(descriptor, "rb") as stream:
         path = Path(name)
         yield SessionFile(name, str(path.resolve()), path.stem, stream, status.st_size)

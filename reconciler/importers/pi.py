@@ -22,6 +22,7 @@ from reconciler.importers.base import (
     ImportResult,
     Reading,
     Source,
+    as_text,
     instant,
     parents_first,
 )
@@ -173,21 +174,18 @@ class _File:
         return node
 
     def _node(self, line: int, value: dict[str, Any], entry_id: str, parent_id: str | None) -> _Node:
-        kind = value.get("type")
+        kind = as_text(value.get("type"))
         at = instant(value.get("timestamp"))
         if kind == "message" and isinstance(value.get("message"), dict):
             return _Node(line, self._message(line, value["message"], entry_id, parent_id), at)
-        if kind in _KINDS:
-            known = _KINDS[kind]
-        else:
-            known = m.KIND_CUSTOM
-            if kind not in _CUSTOM:
-                self._reading.unknown[str(kind)[:100]] += 1
+        known = _KINDS.get(kind or "", m.KIND_CUSTOM)
+        if known == m.KIND_CUSTOM and kind not in _CUSTOM:
+            self._reading.unknown[str(kind)[:100]] += 1
         entry = m.SessionEntry(entry_id, parent_id, kind=known, content=m.CONTENT_NONE)
         return _Node(line, entry, at, injected=kind == "custom_message")
 
     def _message(self, line: int, message: dict[str, Any], entry_id: str, parent_id: str | None) -> m.SessionEntry:
-        role = message.get("role")
+        role = as_text(message.get("role"))
         if role == "assistant":
             return self._assistant(line, message, entry_id, parent_id)
         if role == "toolResult":
@@ -197,7 +195,7 @@ class _File:
             return m.SessionEntry(entry_id, parent_id, role=m.ROLE_USER)
         if role == "system":
             return m.SessionEntry(entry_id, parent_id, role=m.ROLE_SYSTEM)
-        kind = _MESSAGE_KINDS.get(str(role), m.KIND_CUSTOM)
+        kind = _MESSAGE_KINDS.get(role or "", m.KIND_CUSTOM)
         if kind == m.KIND_CUSTOM and role not in _CUSTOM_ROLES:
             self._reading.unknown[f"message:{str(role)[:100]}"] += 1
         return m.SessionEntry(entry_id, parent_id, kind=kind, content=m.CONTENT_NONE)

@@ -1,0 +1,80 @@
+"""Every session file of the corpus imports, and its verdict is the one that was judged by eye.
+
+The verdicts stand in ``verdicts.tsv``; where one differs from the corpus' own first reading, its reason says why.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from reconciler.service.inspect_files import inspect_paths
+
+HERE = Path(__file__).parent
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
+MANIFEST = CORPUS / "MANIFEST.tsv"
+
+pytestmark = pytest.mark.skipif(
+    not MANIFEST.exists(), reason=f"the shared corpus is not beside the checkout: no {MANIFEST.name}"
+)
+
+
+def _rows(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["file"]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
+
+
+VERDICTS = _rows(HERE / "verdicts.tsv")
+
+
+@pytest.mark.parametrize("name", sorted(VERDICTS))
+def test_the_last_prompt_of_a_corpus_file_gets_the_verdict_that_was_judged(name: str) -> None:
+    (file,) = inspect_paths([str(CORPUS / name)])["files"]
+    (submission,) = file["submissions"]
+    expected = VERDICTS[name]
+    assert [
+        expected["state"],
+        expected["detail"],
+        expected["stopped_by"],
+        expected["unlogged"],
+        expected["unresolved"],
+        expected["problems"],
+    ] == [
+        submission["state"],
+        submission["detail"],
+        submission["stopped_by"] or "-",
+        "yes" if submission["unlogged_calls_possible"] else "no",
+        str(len(submission["unresolved_tool_calls"])),
+        str(len(file["problems"])),
+    ]
+    assert submission["integrity"] is None
+
+
+def test_every_file_of_both_formats_has_a_verdict() -> None:
+    files = {f"{folder}/{path.name}" for folder in ("pi", "claude") for path in (CORPUS / folder).glob("*.jsonl")}
+    assert files == set(VERDICTS)
+
+
+def test_a_verdict_that_differs_from_the_first_reading_gives_its_reason() -> None:
+    manifest = _rows(MANIFEST)
+    differing = {name for name, row in VERDICTS.items() if row["state"] != manifest[name]["state"]}
+    assert {"claude/real_13_PackmindHub_context-evaluator.jsonl"} == differing
+    assert all(VERDICTS[name]["reason"] != "as in the manifest" for name in differing)
+
+
+@pytest.mark.parametrize("name", sorted(VERDICTS))
+def test_every_prompt_of_a_corpus_file_gets_a_verdict(name: str) -> None:
+    (file,) = inspect_paths([str(CORPUS / name)], all_prompts=True)["files"]
+    # None of these files begins inside a turn, and whoever wrote a further prompt had moved on from the one before.
+    assert {"response_finished", "moved_on", "abandoned_branch", VERDICTS[name]["detail"]} >= {
+        submission["detail"] for submission in file["submissions"]
+    }
+
+
+@pytest.mark.parametrize("folder", ["codex"])
+def test_a_format_that_is_not_supported_is_named(folder: str) -> None:
+    files = inspect_paths([str(CORPUS / folder)])["files"]
+    assert {"unknown_format"} == {problem["code"] for file in files for problem in file["problems"]}
+    assert all("Codex rollout" in file["problems"][0]["message"] for file in files)
