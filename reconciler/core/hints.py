@@ -130,11 +130,13 @@ def _schema_behind(payload: Payload) -> dict[str, str | None] | None:
     return None
 
 
-def _epoch_spent(payload: Payload) -> int | None:
-    """Fire where an open epoch has used its whole budget; the value is what it used."""
-    used, most = payload.get("used"), payload.get("max")
-    if payload.get("open") is True and _count(used) is not None and used == most:
-        return _count(used)
+def _epochs_spent(payload: Payload) -> int | None:
+    """Fire where open epochs have used their whole budgets; the value is what the first of them used."""
+    for epoch in _values(payload, "subjects"):
+        if isinstance(epoch, Mapping) and epoch.get("open") is True:
+            used = _count(epoch.get("used"))
+            if used is not None and used == epoch.get("max"):
+                return used
     return None
 
 
@@ -379,9 +381,9 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     FollowupHintRule(
         "refine status",
         "refine close",
-        "used",
-        _epoch_spent,
-        lambda value, _p: f"the open epoch has used all {value} of its edits",
+        "subjects.used",
+        _epochs_spent,
+        lambda value, _p: f"an open epoch has used all {value} of its edits",
     ),
     # schedule
     FollowupHintRule(

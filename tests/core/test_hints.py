@@ -118,7 +118,12 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
         True,
         "the floor is reached: the epoch may be closed before its budget is used up",
     ),
-    ("refine status", {"open": True, "used": 4, "max": 4}, 4, "the open epoch has used all 4 of its edits"),
+    (
+        "refine status",
+        {"subjects": [{"open": True, "used": 3, "max": 4}, {"open": True, "used": 4, "max": 4}]},
+        4,
+        "an open epoch has used all 4 of its edits",
+    ),
     ("schedule", {"jobs": [{"missed": 0}, {"missed": 2}]}, 2, "2 slots missed: a pass catches up"),
     (
         "doctor",
@@ -153,9 +158,9 @@ QUIET: list[tuple[str, dict[str, Any]]] = [
     ("inspect", {"files": [{"problems": [], "submissions": [{"unresolved_tool_calls": [], "integrity": None}]}]}),
     ("import", {"files": []}),
     ("refine gate", {"verdict": "accepted", "may_stop_early": False}),
-    ("refine status", {"open": True, "used": 3, "max": 4}),
-    ("refine status", {"open": False, "used": 4, "max": 4}),
-    ("refine status", {"open": True, "used": 0, "max": 0}),
+    ("refine status", {"subjects": [{"open": True, "used": 3, "max": 4}, 7]}),
+    ("refine status", {"subjects": [{"open": False, "used": 4, "max": 4}]}),
+    ("refine status", {"subjects": [{"open": True, "used": 0, "max": 0}]}),
     ("schedule", {"jobs": [{"missed": 0}]}),
     ("doctor", {"checks": [{"name": "schema", "status": "ok"}, {"name": "instances", "status": 7}]}),
     ("unheard of", {"verdict": "budget_exhausted"}),
@@ -215,7 +220,7 @@ def test_something_else_than_an_object_has_no_hints_and_comes_back(payload: Any)
 )
 def test_a_count_that_is_no_count_fires_nothing(value: Any) -> None:
     assert () == followup_hints("once", {"held": value})
-    assert () == followup_hints("refine status", {"open": True, "used": value, "max": value})
+    assert () == followup_hints("refine status", {"subjects": [{"open": True, "used": value, "max": value}]})
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
