@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from reconciler.ops import refine
 from reconciler.ops.render import Column, Payload, Style, ago, fit, plain, span, table, when
 
 Renderer = Callable[[Payload, Style], list[str]]
@@ -549,6 +550,7 @@ RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType(
         "import": _import,
         "once": _once,
         "submit": _submit,
+        **refine.RENDERERS,
         "db current": _schema,
         "db check": _db_check,
         "db upgrade": _db_upgrade,
