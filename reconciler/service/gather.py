@@ -36,7 +36,8 @@ from reconciler.core.model import (
 )
 from reconciler.core.states import SessionOrigin
 from reconciler.errors import LimitExceeded
-from reconciler.store.passes import DueRow, Key, Surroundings
+from reconciler.store.around import Surroundings
+from reconciler.store.passes import DueRow, Key
 from reconciler.store.paths import (
     PathRead,
     PathRequest,
@@ -117,7 +118,9 @@ class _Gathering:
         together = Counter(row.session_id for row in self._rows.values())
         for key, row in self._rows.items():
             around = self._around[key]
-            if around.settlement_entry_id is not None:
+            if row.fault is not None:
+                self.found[key] = failed(row, around, row.fault, hangs_from=row.x_leaf_entry_id)
+            elif around.settlement_entry_id is not None:
                 self._keep(key, lambda row=row, around=around: _adoptable(row, around))  # type: ignore[misc]
             elif row.x_origin == SessionOrigin.MIRRORED and (
                 row.current_attempt_id is not None or together[row.session_id] > _TOGETHER_MAX

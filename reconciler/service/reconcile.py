@@ -8,18 +8,15 @@ decided is the core's, what is written the store's; this file only drives.
 from __future__ import annotations
 
 import random
-import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.engine import Connection, Engine
 
-from reconciler.core.due import may_judge_lease
-from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, SubmissionFacts
-from reconciler.core.policy import decide
-from reconciler.core.states import DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
+from reconciler.core.model import DEFAULT_LIMITS, Decision, Limits
+from reconciler.core.states import DecisionAction, Reason, SessionOrigin, SubmissionStatus
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import (
     DatabaseFull,
@@ -29,26 +26,15 @@ from reconciler.errors import (
     ReconcilerError,
     SchemaMismatch,
 )
-from reconciler.service.gather import Gathered, failed, gather
-from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
-from reconciler.service.resume import make_plan, make_settlement, texts_wanted
+from reconciler.service.deciding import Decider, Judge, Planned
+from reconciler.service.report import Decided, PassReport
+from reconciler.store.around import read_around
 from reconciler.store.dialect import db_now
 from reconciler.store.engine import read, run_transaction
-from reconciler.store.facts import attempt_facts, limits_for, submission_facts
-from reconciler.store.passes import (
-    AttemptRow,
-    Cursor,
-    DueRow,
-    Key,
-    count_due,
-    lock_rows,
-    others_wrote_at,
-    read_around,
-    save_pass,
-    scan_due,
-)
-from reconciler.store.paths import read_payloads
+from reconciler.store.passes import Cursor, DueRow, Key, count_due, lock_rows, save_pass, scan_due
 from reconciler.store.settlements import DecisionWrite, Landed, Push, Refused, apply_decisions
+
+__all__ = ["Decided", "Judge", "PassReport", "reconcile_once"]
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 # A row that can't even be held is looked at again after this.
@@ -59,91 +45,6 @@ _LOCKED_COUNT_MAX = 10_000
 _ENDS_PASS = (DatabaseUnavailable, DatabaseReadOnly, DatabaseFull, DatabaseInvalid, SchemaMismatch)
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What the pass decided about one submission. ``landed`` is None in a dry run."""
-
-    session_id: str
-    submission_id: str
-    inspection: Inspection
-    facts: SubmissionFacts
-    decision: Decision
-    plan: ResumePlan | None = None
-    landed: bool | None = None
-    refused: str | None = None
-
-
-@dataclass(slots=True)
-class PassReport:
-    """What a pass did, in counts. ``set_aside`` counts rows that could not be written; ``held`` includes those held."""
-
-    pass_id: str
-    dry_run: bool
-    started_at: datetime
-    finished_at: datetime
-    batches: int = 0
-    scanned: int = 0
-    settled: dict[str, int] = field(default_factory=lambda: {outcome.value: 0 for outcome in Outcome})
-    requeued: int = 0
-    held: int = 0
-    advised: int = 0
-    left_alone: int = 0
-    adopted: int = 0
-    conflicts: int = 0
-    locked: int = 0
-    set_aside: int = 0
-    # Ended leases that this process may not judge yet, and in how many seconds it may judge all of them.
-    unjudged: int = 0
-    judge_after_s: float = 0.0
-    # A limit ended the pass; there may be more that is due.
-    more: bool = False
-
-    @property
-    def written(self) -> int:
-        """How many decisions were written (would be, in a dry run)."""
-        return sum(self.settled.values()) + self.requeued + self.held + self.advised + self.adopted
-
-    def as_json(self) -> dict[str, object]:
-        """Return the answer of ``once`` (contract, section 5)."""
-        return {
-            "pass_id": self.pass_id,
-            "dry_run": self.dry_run,
-            "scanned": self.scanned,
-            "settled": dict(self.settled),
-            "requeued": self.requeued,
-            "held": self.held,
-            "left_alone": self.left_alone,
-            "adopted": self.adopted,
-            "conflicts": self.conflicts,
-            "locked": self.locked,
-            "advised": self.advised,
-            "set_aside": self.set_aside,
-            "unjudged": self.unjudged,
-            "more": self.more,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """What this process may say about the death of others (contract, section 4, leases).
-
-    ``connected_for_s`` gives how long the database has been reachable without a break, measured monotonically; None
-    counts from the beginning of the pass.
-    """
-
-    here: ProcessIdentity | None = None
-    connected_for_s: Callable[[], float] | None = None
-    instance_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    gathered: Gathered
-    facts: SubmissionFacts
-    decision: Decision
-    limits: Limits
-
-
 @dataclass(slots=True)
 class _Batch:
     """What one transaction came to. Made anew by every try."""
@@ -152,18 +53,8 @@ class _Batch:
     cursor: Cursor | None = None
     decided: list[Decided] = field(default_factory=list)
     deferred: list[Key] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What the next pass would do with one submission, if it were due now."""
-
-    inspection: Inspection
-    facts: SubmissionFacts
-    decision: Decision
-    plan: ResumePlan | None
-    now: datetime
-    reconcile_at: datetime | None
+    # What the pass's row says, where this transaction wrote it.
+    saved: dict[str, int] | None = None
 
 
 def reconcile_once(
@@ -194,31 +85,6 @@ def reconcile_once(
     return driver.report
 
 
-def preview(
-    engine: Engine,
-    session_id: str,
-    submission_id: str,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-    judge: Judge | None = None,
-) -> Preview | None:
-    """Return what the next pass would do with a submission; None where it is settled or there is none. Writes nothing.
-
-    Without jitter, so that the same record gives the same answer.
-    """
-    driver = _Pass(
-        engine, limits, judge or Judge(), dry_run=True, decided_by=None, jitter=lambda: 0.0, on_decision=None
-    )
-    with read(engine) as conn:
-        rows = lock_rows(conn, [(session_id, submission_id)], lock=False)
-        if not rows:
-            return None
-        planned, now = driver.plan(conn, rows)
-        plans, _ = driver.plans(conn, planned)
-    one = planned[0]
-    return Preview(one.gathered.inspection, one.facts, one.decision, plans[rows[0].key], now, rows[0].reconcile_at)
-
-
 class _Pass:
     def __init__(
         self,
@@ -232,18 +98,14 @@ class _Pass:
     ) -> None:
         self._engine = engine
         self._limits = limits
-        self._judge = judge
-        self._here = judge.here or this_process()
-        started = time.monotonic()
-        self._connected_for_s = judge.connected_for_s or (lambda: time.monotonic() - started)
+        self._instance_id = judge.instance_id
+        self._decider = Decider(limits, judge, lock=not dry_run, jitter=jitter)
         self._dry_run = dry_run
         self._decided_by = decided_by or judge.instance_id
-        self._jitter = jitter
         self._on_decision = on_decision
-        self._others: tuple[datetime | None] | None = None
-        self._own_limits: dict[str, Limits] = {}
         self._left: set[Key] = set()
-        self._saved = False
+        # The counts that the pass's row has; None while there is no row.
+        self._saved: dict[str, int] | None = None
         epoch = datetime.fromtimestamp(0, UTC)
         self.report = PassReport(pass_id=str(uuid.uuid4()), dry_run=dry_run, started_at=epoch, finished_at=epoch)
 
@@ -274,7 +136,7 @@ class _Pass:
                 progress(report)
             if batch.rows < size:
                 break
-        self._count_locked(cutoff)
+        self._finish(cutoff)
 
     def _scan(self, cutoff: datetime, cursor: Cursor | None, size: int) -> _Batch:
         seen: list[DueRow] = []
@@ -286,7 +148,7 @@ class _Pass:
 
         self.report.batches += 1
         try:
-            return self._transaction(find)
+            return self._transaction(find, fresh=True)
         except _ENDS_PASS as error:
             if not _is_about_rows(error) or not seen:
                 raise
@@ -327,22 +189,23 @@ class _Pass:
         middle = len(keys) // 2
         return [*self._by_keys(keys[:middle]), *self._by_keys(keys[middle:])]
 
-    def _transaction(self, find: Callable[[Connection], list[DueRow]]) -> _Batch:
+    def _transaction(self, find: Callable[[Connection], list[DueRow]], *, fresh: bool = False) -> _Batch:
         if self._dry_run:
             with read(self._engine) as conn:
-                batch = self._work(conn, find(conn))
+                batch = self._work(conn, find(conn), fresh)
         else:
             before = replace(self.report, settled=dict(self.report.settled))
 
             def work(conn: Connection) -> _Batch:
                 self._reset(before)
-                return self._work(conn, find(conn))
+                return self._work(conn, find(conn), fresh)
 
             try:
                 batch = run_transaction(self._engine, work)
             except BaseException:
                 self._reset(before)
                 raise
+            self._saved = batch.saved or self._saved
         if self._on_decision is not None:
             for decided in batch.decided:
                 self._on_decision(decided)
@@ -356,22 +219,20 @@ class _Pass:
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _work(self, conn: Connection, rows: list[DueRow]) -> _Batch:
+    def _work(self, conn: Connection, rows: list[DueRow], fresh: bool) -> _Batch:
         batch = _Batch(rows=len(rows))
         if not rows:
             return batch
         batch.cursor = _cursor(rows[-1])
         taken, batch.deferred = _one_per_native_session(rows)
-        planned, now = self.plan(conn, taken)
-        plans, errors = self.plans(conn, planned)
-        writes, pushes = [], []
-        for one in planned:
-            if one.gathered.row.key in errors:
-                raise errors[one.gathered.row.key]
-            if one.decision.is_written:
-                writes.append(self._write(one, plans[one.gathered.row.key]))
-            elif one.decision.reconcile_at != one.gathered.row.reconcile_at:
-                pushes.append(_push(one))
+        planned, now = self._decider.decide(conn, taken)
+        plans = self._decider.plans(conn, planned)
+        writes = [one.write(plans[one.key], self._decided_by) for one in planned if one.decision.is_written]
+        pushes = [
+            one.push()
+            for one in planned
+            if not one.decision.is_written and one.decision.reconcile_at != one.gathered.row.reconcile_at
+        ]
         results: Mapping[Key, Landed | Refused] = {}
         if not self._dry_run and (writes or pushes):
             results = {
@@ -379,110 +240,13 @@ class _Pass:
                 for result in apply_decisions(conn, writes, now=now, pass_id=self.report.pass_id, pushes=pushes)
             }
         for one in planned:
-            self._count(one, plans[one.gathered.row.key], results.get(one.gathered.row.key), batch)
+            self._count(one, plans[one.key], results.get(one.key), batch)
         self.report.finished_at = now
         if any(isinstance(result, Landed) for result in results.values()):
-            self._save(conn, batch.rows)
+            batch.saved = self._save(conn, scanned=self.report.scanned + (len(rows) if fresh else 0))
         return batch
 
-    def plan(self, conn: Connection, rows: Sequence[DueRow]) -> tuple[list[_Planned], datetime]:
-        """Decide about *rows*, and return the database's clock by which it was decided."""
-        around = read_around(conn, rows, lock=not self._dry_run)
-        boot = booted_at(around.now)
-        planned = []
-        for gathered in gather(conn, rows, around.around, self._limits):
-            own, fault = self._limits_of(gathered.row)
-            if fault is not None:
-                gathered = failed(gathered.row, gathered.around, fault, hangs_from=gathered.hangs_from)
-            facts = self._facts(conn, gathered, own, around.now, boot)
-            decision = decide(
-                gathered.inspection, facts, around.now, own, jitter=self._jitter(), evidence=gathered.evidence
-            )
-            planned.append(_Planned(gathered, facts, decision, own))
-        return planned, around.now
-
-    def plans(
-        self, conn: Connection, planned: Iterable[_Planned]
-    ) -> tuple[dict[Key, ResumePlan | None], dict[Key, ReconcilerError]]:
-        """Return the resume plan of each, reading the texts of all in one statement."""
-        planned = list(planned)
-        wanted = {key for one in planned for key in texts_wanted(one.gathered, one.decision)}
-        payloads = read_payloads(conn, sorted(wanted))
-        plans: dict[Key, ResumePlan | None] = {}
-        errors: dict[Key, ReconcilerError] = {}
-        for one in planned:
-            key = one.gathered.row.key
-            try:
-                plans[key] = make_plan(one.gathered, one.decision, one.limits, payloads)
-            except ReconcilerError as error:
-                plans[key], errors[key] = None, error
-        return plans, errors
-
-    def _limits_of(self, row: DueRow) -> tuple[Limits, str | None]:
-        if row.limits is None:
-            return self._limits, None
-        if row.limits not in self._own_limits:
-            try:
-                self._own_limits[row.limits] = limits_for(self._limits, row.limits)
-            except (ReconcilerError, TypeError, ValueError) as error:
-                # They were checked at admission: the settings have changed below them, or the column was.
-                return self._limits, f"its own limits do not fit the settings: {error}"
-        return self._own_limits[row.limits], None
-
-    def _facts(
-        self, conn: Connection, gathered: Gathered, limits: Limits, now: datetime, boot: datetime | None
-    ) -> SubmissionFacts:
-        current = gathered.around.current
-        dead, may_judge = False, True
-        if current is not None:
-            dead = proven_dead(_identity(current), current.beat_at, self._here, booted_at=boot, look_up=process_start)
-            if not dead and current.lease_expires_at <= now:
-                may_judge = self._may_judge(conn, current)
-        return submission_facts(
-            gathered.row,
-            gathered.around,
-            limits,
-            owner_dead=dead,
-            may_judge_lease=may_judge,
-            response_may_grow=gathered.may_grow,
-            inspection_error=gathered.error,
-        )
-
-    def _may_judge(self, conn: Connection, current: AttemptRow) -> bool:
-        connected = self._connected_for_s()
-        written_at = None
-        if connected < 2 * current.beat_s:
-            if self._others is None:
-                self._others = (others_wrote_at(conn, instance_id=self._judge.instance_id),)
-            written_at = self._others[0]
-        return may_judge_lease(
-            connected_s=connected,
-            beat_s=current.beat_s,
-            lease_expires_at=current.lease_expires_at,
-            written_at=written_at,
-        )
-
-    def _write(self, one: _Planned, plan: ResumePlan | None) -> DecisionWrite:
-        row, around, decision = one.gathered.row, one.gathered.around, one.decision
-        lease = around.current.lease_expires_at if around.current is not None else None
-        last = attempt_facts(around.last)
-        return DecisionWrite(
-            session_id=row.session_id,
-            submission_id=row.submission_id,
-            status=SubmissionStatus(row.status),
-            session_version=row.x_version,
-            revision=row.revision,
-            decision=decision,
-            attempt_id=row.current_attempt_id,
-            lease_expires_at=None if decision.action is DecisionAction.ADOPT else lease,
-            settlement=make_settlement(one.gathered, decision),
-            plan=plan,
-            inspection=None if one.gathered.error is not None else one.gathered.inspection,
-            decided_by=self._decided_by,
-            uses_unpark=row.current_attempt_id is None and last is not None and last.end == "parked",
-        )
-
-    def _count(self, one: _Planned, plan: ResumePlan | None, result: Landed | Refused | None, batch: _Batch) -> None:
+    def _count(self, one: Planned, plan: ResumePlan | None, result: Landed | Refused | None, batch: _Batch) -> None:
         report, decision, row = self.report, one.decision, one.gathered.row
         refused = result.reason.value if isinstance(result, Refused) else None
         if refused is not None:
@@ -538,6 +302,7 @@ class _Pass:
             held = False
         if held:
             self.report.held += 1
+            self._saved = {}
             self._left.discard(key)
             return
         try:
@@ -579,9 +344,10 @@ class _Pass:
             lease_expires_at=None if current is None else current.lease_expires_at,
             decided_by=self._decided_by,
         )
-        landed = apply_decisions(conn, [write], now=around.now, pass_id=self.report.pass_id)
-        self._save(conn, 0, held=1)
-        return isinstance(landed[0], Landed)
+        if isinstance(apply_decisions(conn, [write], now=around.now, pass_id=self.report.pass_id)[0], Refused):
+            return False
+        self._save(conn, scanned=self.report.scanned, held=self.report.held + 1)
+        return True
 
     def _put_off(self, conn: Connection, key: Key) -> None:
         rows = lock_rows(conn, [key])
@@ -590,46 +356,37 @@ class _Pass:
             later = now + timedelta(seconds=_SET_ASIDE_S)
             apply_decisions(conn, [], now=now, pushes=[Push(*key, rows[0].revision, later)])
 
-    def _save(self, conn: Connection, rows: int, *, held: int = 0) -> None:
+    def _save(self, conn: Connection, **changed: int) -> dict[str, int]:
         # In the transaction of what it counts, so that the pass's row is true whatever comes after.
-        report = self.report
+        counts = self.report.columns() | changed
         save_pass(
             conn,
-            pass_id=report.pass_id,
-            instance_id=self._judge.instance_id,
-            started_at=report.started_at,
-            finished_at=max(report.finished_at, report.started_at),
-            counts={
-                "scanned": report.scanned + rows,
-                "settled_completed": report.settled[Outcome.COMPLETED.value],
-                "settled_failed": report.settled[Outcome.FAILED.value],
-                "settled_aborted": report.settled[Outcome.ABORTED.value],
-                "requeued": report.requeued,
-                "held": report.held + held,
-                "left_alone": report.left_alone,
-                "adopted": report.adopted,
-                "advised": report.advised,
-                "conflicts": report.conflicts,
-                "locked": report.locked,
-                "failed": report.set_aside,
-            },
+            pass_id=self.report.pass_id,
+            instance_id=self._instance_id,
+            started_at=self.report.started_at,
+            finished_at=max(self.report.finished_at, self.report.started_at),
+            counts=counts,
         )
-        self._saved = True
+        return counts
 
-    def _count_locked(self, cutoff: datetime) -> None:
-        """Count the due rows that other transactions held all the while."""
+    def _finish(self, cutoff: datetime) -> None:
+        """Count the due rows that other transactions held all the while, and complete the pass's row if it has one."""
         report = self.report
-        if self._dry_run or report.more:
+        if self._dry_run:
             return
-        with read(self._engine) as conn:
-            due = count_due(conn, cutoff=cutoff, at_most=_LOCKED_COUNT_MAX)
-        report.locked = max(0, due - len(self._left))
-        if report.locked and self._saved:
-            run_transaction(self._engine, lambda conn: self._save(conn, 0))
+        if not report.more:
+            with read(self._engine) as conn:
+                due = count_due(conn, cutoff=cutoff, at_most=_LOCKED_COUNT_MAX)
+            report.locked = max(0, due - len(self._left))
+        if self._saved not in (None, self.report.columns()):
+            run_transaction(self._engine, self._save)
 
 
 def _is_about_rows(error: ReconcilerError) -> bool:
-    # A statement that takes too long is a matter of its rows, until one alone does.
+    if isinstance(error, DatabaseInvalid):
+        # A value that can't be read (an instant that somebody wrote by hand) comes without the database's own word.
+        return error.detail is None
+    # A statement that takes too long is a matter of its rows.
     return isinstance(error.detail, Mapping) and error.detail.get("kind") == "timeout"
 
 
@@ -650,18 +407,3 @@ def _one_per_native_session(rows: Sequence[DueRow]) -> tuple[list[DueRow], list[
             if row.x_origin == SessionOrigin.NATIVE:
                 native.add(row.session_id)
     return taken, later
-
-
-def _push(one: _Planned) -> Push:
-    row = one.gathered.row
-    return Push(row.session_id, row.submission_id, row.revision, one.decision.reconcile_at)
-
-
-def _identity(row: AttemptRow) -> ProcessIdentity:
-    return ProcessIdentity(
-        machine_id=row.machine_id,
-        boot_id=row.boot_id,
-        pid_namespace=row.pid_namespace,
-        pid=row.pid,
-        process_start=row.process_start,
-    )

@@ -23,7 +23,8 @@ from reconciler.core.states import (
     SubmissionStatus,
 )
 from reconciler.errors import InvalidInput
-from reconciler.store.passes import AttemptRow, DueRow, Surroundings
+from reconciler.store.around import AttemptRow, Surroundings
+from reconciler.store.passes import DueRow
 
 # What a submission may bring of its own; the other limits bound the service, not the submission.
 SUBMISSION_LIMITS: Final = frozenset(

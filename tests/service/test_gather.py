@@ -14,8 +14,9 @@ from sqlalchemy.engine import Engine
 from reconciler.core.classifier import inspect_session
 from reconciler.core.model import Inspection, Limits, SessionEntry
 from reconciler.service.gather import Gathered, gather
+from reconciler.store.around import read_around
 from reconciler.store.engine import read
-from reconciler.store.passes import lock_rows, read_around
+from reconciler.store.passes import lock_rows
 from tests.support.scenes import Scene, chain, result, said, turn
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "recovery_cases.json"

@@ -161,12 +161,12 @@ class Scene:
         attempt: dict[str, Any] | None = None,
         **columns: Any,
     ) -> str:
-        """Put a running submission, whose attempt's lease ends in *lease_s* (ended: negative); return the attempt's id."""
+        """Put a running submission; its lease ends in *lease_s* (negative: it has). Return the attempt's id."""
         self.count += 1
         fence = attempt_id or f"at-{self.count}"
         now = self.now()
-        columns = {"reconcile_at": now + timedelta(seconds=min(lease_s, -1)), "claims": 1, "attempts_spent": 1} | columns
-        columns.setdefault("attempts_begun", 1)
+        due = now + timedelta(seconds=min(lease_s, -1))
+        columns = {"reconcile_at": due, "claims": 1, "attempts_spent": 1, "attempts_begun": 1} | columns
         self.submission(session_id, submission_id, status="running", current_attempt_id=fence, **columns)
         self.attempt(session_id, submission_id, fence, lease_s=lease_s, beat_s=beat_s, **(attempt or {}))
         return fence

@@ -1,0 +1,228 @@
+"""From locked rows to decisions ready to be written: what a pass and a dry run have in common.
+
+Reads what stands around the rows, has them inspected, asks the policy, and puts the writes together. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.engine import Connection, Engine
+
+from reconciler.core.due import may_judge_lease
+from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, SubmissionFacts
+from reconciler.core.policy import decide
+from reconciler.core.states import AttemptEnd, DecisionAction, SubmissionStatus
+from reconciler.core.subturn import ResumePlan
+from reconciler.errors import ReconcilerError
+from reconciler.service.gather import Gathered, failed, gather
+from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
+from reconciler.service.resume import make_plan, make_settlement, texts_wanted
+from reconciler.store.around import AttemptRow, read_around
+from reconciler.store.engine import read
+from reconciler.store.facts import attempt_facts, limits_for, submission_facts
+from reconciler.store.passes import DueRow, Key, lock_rows, others_wrote_at
+from reconciler.store.paths import read_payloads
+from reconciler.store.settlements import DecisionWrite, Push
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What this process may say about the death of others (contract, section 4, leases).
+
+    ``connected_for_s`` gives how long the database has been reachable without a break, measured monotonically; None
+    counts from the beginning of the pass. ``here`` is this process where None. ``instance_id`` tells its own writes
+    from those of others.
+    """
+
+    here: ProcessIdentity | None = None
+    connected_for_s: Callable[[], float] | None = None
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A decision about one row, with what it was made from. ``limits`` are the submission's own."""
+
+    gathered: Gathered
+    facts: SubmissionFacts
+    decision: Decision
+    limits: Limits
+
+    @property
+    def key(self) -> Key:
+        """Session and submission."""
+        return self.gathered.row.key
+
+    def push(self) -> Push:
+        """Return the row's new due time, where nothing else changes."""
+        row = self.gathered.row
+        return Push(row.session_id, row.submission_id, row.revision, self.decision.reconcile_at)
+
+    def write(self, plan: ResumePlan | None, decided_by: str | None) -> DecisionWrite:
+        """Return the guarded write that carries the decision out."""
+        row, around, decision = self.gathered.row, self.gathered.around, self.decision
+        lease = around.current.lease_expires_at if around.current is not None else None
+        last = attempt_facts(around.last)
+        return DecisionWrite(
+            session_id=row.session_id,
+            submission_id=row.submission_id,
+            status=SubmissionStatus(row.status),
+            session_version=row.x_version,
+            revision=row.revision,
+            decision=decision,
+            attempt_id=row.current_attempt_id,
+            # What is adopted is settled already, whatever its attempt does.
+            lease_expires_at=None if decision.action is DecisionAction.ADOPT else lease,
+            settlement=make_settlement(self.gathered, decision),
+            plan=plan,
+            inspection=None if self.gathered.error is not None else self.gathered.inspection,
+            decided_by=decided_by,
+            uses_unpark=row.current_attempt_id is None and last is not None and last.end is AttemptEnd.PARKED,
+        )
+
+
+class Decider:
+    """Decides about rows, with what one pass knows of the time and of others."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        judge: Judge,
+        *,
+        lock: bool,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._limits = limits
+        self._instance_id = judge.instance_id
+        self._here = judge.here or this_process()
+        started = time.monotonic()
+        self._connected_for_s = judge.connected_for_s or (lambda: time.monotonic() - started)
+        self._lock = lock
+        self._jitter = jitter
+        self._others: tuple[datetime | None] | None = None
+        self._own_limits: dict[str, Limits] = {}
+
+    def decide(self, conn: Connection, rows: Sequence[DueRow]) -> tuple[list[Planned], datetime]:
+        """Decide about *rows*, and return the database's clock by which it was decided."""
+        around = read_around(conn, rows, lock=self._lock)
+        boot = booted_at(around.now)
+        planned = []
+        for gathered in gather(conn, rows, around.around, self._limits):
+            own, fault = self._limits_of(gathered.row)
+            if fault is not None:
+                gathered = failed(gathered.row, gathered.around, fault, hangs_from=gathered.hangs_from)
+            facts = self._facts(conn, gathered, own, around.now, boot)
+            decision = decide(
+                gathered.inspection, facts, around.now, own, jitter=self._jitter(), evidence=gathered.evidence
+            )
+            planned.append(Planned(gathered, facts, decision, own))
+        return planned, around.now
+
+    def plans(self, conn: Connection, planned: Sequence[Planned]) -> dict[Key, ResumePlan | None]:
+        """Return the resume plan of each, None where none goes with it; the texts of all are read by one statement.
+
+        Raises:
+            InvalidInput: a plan cannot be made.
+        """
+        wanted = {key for one in planned for key in texts_wanted(one.gathered, one.decision)}
+        payloads = read_payloads(conn, sorted(wanted))
+        return {one.key: make_plan(one.gathered, one.decision, one.limits, payloads) for one in planned}
+
+    def _limits_of(self, row: DueRow) -> tuple[Limits, str | None]:
+        if row.limits is None:
+            return self._limits, None
+        if row.limits not in self._own_limits:
+            try:
+                self._own_limits[row.limits] = limits_for(self._limits, row.limits)
+            except (ReconcilerError, TypeError, ValueError) as error:
+                # They were checked at admission: the settings have changed below them, or the column was.
+                return self._limits, f"its own limits do not fit the settings: {error}"
+        return self._own_limits[row.limits], None
+
+    def _facts(
+        self, conn: Connection, gathered: Gathered, limits: Limits, now: datetime, boot: datetime | None
+    ) -> SubmissionFacts:
+        current = gathered.around.current
+        dead, may_judge = False, True
+        if current is not None:
+            dead = proven_dead(_identity(current), current.beat_at, self._here, booted_at=boot, look_up=process_start)
+            if not dead and current.lease_expires_at <= now:
+                may_judge = self._may_judge(conn, current)
+        return submission_facts(
+            gathered.row,
+            gathered.around,
+            limits,
+            owner_dead=dead,
+            may_judge_lease=may_judge,
+            response_may_grow=gathered.may_grow,
+            inspection_error=gathered.error,
+        )
+
+    def _may_judge(self, conn: Connection, current: AttemptRow) -> bool:
+        connected = self._connected_for_s()
+        written_at = None
+        if connected < 2 * current.beat_s:
+            if self._others is None:
+                # Once for the pass: what comes later is seen by the next one.
+                self._others = (others_wrote_at(conn, instance_id=self._instance_id),)
+            written_at = self._others[0]
+        return may_judge_lease(
+            connected_s=connected,
+            beat_s=current.beat_s,
+            lease_expires_at=current.lease_expires_at,
+            written_at=written_at,
+        )
+
+
+def _identity(row: AttemptRow) -> ProcessIdentity:
+    return ProcessIdentity(
+        machine_id=row.machine_id,
+        boot_id=row.boot_id,
+        pid_namespace=row.pid_namespace,
+        pid=row.pid,
+        process_start=row.process_start,
+    )
+
+
+# --- preview ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What the next pass would do with one submission, if it were due at ``now``. ``reconcile_at``: when it is due."""
+
+    inspection: Inspection
+    facts: SubmissionFacts
+    decision: Decision
+    plan: ResumePlan | None
+    now: datetime
+    reconcile_at: datetime | None
+
+
+def preview(
+    engine: Engine,
+    session_id: str,
+    submission_id: str,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    judge: Judge | None = None,
+) -> Preview | None:
+    """Return what the next pass would do with a submission; None where it is settled or there is none. Writes nothing.
+
+    Without jitter, so that the same record gives the same answer. Without a *judge*, an ended lease is judged as a
+    daemon would that has been up for long.
+    """
+    decider = Decider(limits, judge or Judge(connected_for_s=lambda: float("inf")), lock=False, jitter=lambda: 0.0)
+    with read(engine) as conn:
+        rows = lock_rows(conn, [(session_id, submission_id)], lock=False)
+        if not rows:
+            return None
+        planned, now = decider.decide(conn, rows)
+        plans = decider.plans(conn, planned)
+    one = planned[0]
+    return Preview(one.gathered.inspection, one.facts, one.decision, plans[one.key], now, rows[0].reconcile_at)

@@ -1,0 +1,207 @@
+"""What stands around the rows of a batch: attempts, settlement entry, input, leaf, source, and the database's clock.
+
+One statement for all, after the sessions and submissions are locked; it locks the current attempts, so that no lease
+which is over at its clock can be renewed any more (I3, I15). Knows nothing of what the rows mean.
+"""
+
+# ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy.engine import Connection
+
+from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.passes import DueRow, Key
+from reconciler.store.types import utc_from_text
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt's columns, as far as a decision needs them."""
+
+    attempt_id: str
+    number: int
+    machine_id: str | None
+    boot_id: str | None
+    pid_namespace: str | None
+    pid: int | None
+    process_start: str | None
+    claimed_at: datetime
+    beat_s: float
+    beat_at: datetime
+    lease_expires_at: datetime
+    begun_at: datetime | None
+    progress_at: datetime | None
+    ended_at: datetime | None
+    end_kind: str | None
+    end_reason: str | None
+    retryable: bool | None
+    provider_error_counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands around a submission's row.
+
+    ``input_seq`` is where its newest canonical input is in the session, on the active path or not. The settlement
+    entry's payload is read only where there is one.
+    """
+
+    current: AttemptRow | None = None
+    last: AttemptRow | None = None
+    last_begun_end: str | None = None
+    settlement_entry_id: str | None = None
+    settlement_payload: str | None = None
+    input_entry_id: str | None = None
+    input_seq: int | None = None
+    leaf_seq: int | None = None
+    quiet_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The surroundings of a batch, and the database's clock after all locks."""
+
+    now: datetime
+    around: Mapping[Key, Surroundings] = field(default_factory=dict)
+
+
+_ATTEMPT_NAMES: Final = tuple(AttemptRow.__dataclass_fields__)
+_ATTEMPT_WIDTH: Final = len(_ATTEMPT_NAMES)
+_ATTEMPT_INSTANTS: Final = tuple(
+    place
+    for place, item in enumerate(AttemptRow.__dataclass_fields__.values())
+    if str(item.type).startswith("datetime")
+)
+_RETRYABLE_PLACE: Final = _ATTEMPT_NAMES.index("retryable")
+_COUNTED_PLACE: Final = _ATTEMPT_NAMES.index("provider_error_counted")
+
+
+def _attempt_columns(alias: str) -> str:
+    return ", ".join(f"{alias}.{name}" for name in _ATTEMPT_NAMES)
+
+
+_INPUT_WHERE: Final = (
+    "i.session_id = k.session_id AND i.submission_id = k.submission_id AND i.kind = 'message'"
+    " AND i.role IN ('user', 'signal') AND NOT i.is_synthetic AND NOT i.is_sidechain"
+)
+_BEGUN_WHERE: Final = (
+    "b.session_id = k.session_id AND b.submission_id = k.submission_id AND b.begun_at IS NOT NULL"
+    " AND b.ended_at IS NOT NULL"
+)
+_AROUND: Final = (
+    f"SELECT k.session_id, k.submission_id, {_attempt_columns('c')}, {_attempt_columns('l')},"
+    f" (SELECT b.end_kind FROM attempts b WHERE {_BEGUN_WHERE} ORDER BY b.number DESC LIMIT 1),"
+    " t.id, p.payload, {input_columns}, f.seq, q.quiet_since, {clock}"
+    " FROM {keys}"
+    " LEFT JOIN {current} c ON c.session_id = k.session_id AND c.attempt_id = k.current_attempt_id"
+    " LEFT JOIN attempts l ON l.session_id = k.session_id AND l.attempt_id = k.last_attempt_id"
+    " LEFT JOIN entries t ON t.session_id = k.session_id AND t.submission_id = k.submission_id"
+    " AND t.kind = 'submission_settled'"
+    " LEFT JOIN entry_payloads p ON p.session_id = t.session_id AND p.entry_id = t.id"
+    " {input_join}"
+    " LEFT JOIN entries f ON f.session_id = k.session_id AND f.id = k.leaf_entry_id"
+    " LEFT JOIN sources q ON q.id = k.source_id"
+)
+_KEY_NAMES: Final = (
+    "session_id",
+    "submission_id",
+    "current_attempt_id",
+    "last_attempt_id",
+    "leaf_entry_id",
+    "source_id",
+)
+_PG_AROUND: Final = (
+    "WITH k AS MATERIALIZED (SELECT * FROM unnest("
+    + ", ".join(f"CAST(%({name})s AS text[])" for name in _KEY_NAMES)
+    + f") AS k({', '.join(_KEY_NAMES)})), c AS MATERIALIZED (SELECT a.* FROM k JOIN attempts a"
+    " ON a.session_id = k.session_id AND a.attempt_id = k.current_attempt_id {lock}) "
+    + _AROUND.format(
+        input_columns="i.id, i.seq",
+        # Read as each row comes out, which is after its attempt was locked.
+        clock="clock_timestamp()",
+        keys="k",
+        current="c",
+        input_join=f"LEFT JOIN LATERAL (SELECT i.id, i.seq FROM entries i WHERE {_INPUT_WHERE}"
+        " ORDER BY i.seq DESC LIMIT 1) i ON true",
+    ).replace("LEFT JOIN c c", "LEFT JOIN c")
+)
+_SQLITE_AROUND: Final = _AROUND.format(
+    input_columns="i.id, i.seq",
+    clock="NULL",
+    keys="(SELECT "
+    + ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(_KEY_NAMES))
+    + " FROM json_each(:keys)) AS k",
+    current="attempts",
+    input_join="LEFT JOIN entries i ON i.session_id = k.session_id AND i.seq ="
+    f" (SELECT max(i.seq) FROM entries i WHERE {_INPUT_WHERE})",
+)
+
+
+def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) -> Read:
+    """Lock the current attempts of *rows*, and read what stands around each row, in one statement.
+
+    The clock is the database's, after all locks of the batch: no lease that is over at that moment can be renewed any
+    more while the transaction lasts.
+    """
+    if not rows:
+        return Read(db_now(conn))
+    keys = [
+        (
+            row.session_id,
+            row.submission_id,
+            row.current_attempt_id,
+            row.last_attempt_id,
+            row.x_leaf_entry_id,
+            row.x_source_id,
+        )
+        for row in rows
+    ]
+    around: dict[Key, Surroundings] = {}
+    if is_postgresql(conn):
+        statement = _PG_AROUND.format(lock="FOR UPDATE OF a" if lock else "")
+        parameters: dict[str, Any] = {name: [key[place] for key in keys] for place, name in enumerate(_KEY_NAMES)}
+        now = None
+        for row in conn.exec_driver_sql(statement, parameters):
+            around[row[0], row[1]] = _surroundings(row)
+            now = row[-1] if now is None or row[-1] > now else now
+        return Read(now or db_now(conn), around)
+    for row in conn.exec_driver_sql(_SQLITE_AROUND, {"keys": json.dumps(keys)}):
+        around[row[0], row[1]] = _surroundings(row, text=True)
+    return Read(db_now(conn), around)
+
+
+def _surroundings(row: Sequence[Any], *, text: bool = False) -> Surroundings:
+    rest = 2 + 2 * _ATTEMPT_WIDTH
+    last_begun_end, settlement_id, payload, input_id, input_seq, leaf_seq, quiet_since, _ = row[rest:]
+    return Surroundings(
+        current=_attempt(row[2 : 2 + _ATTEMPT_WIDTH], text),
+        last=_attempt(row[2 + _ATTEMPT_WIDTH : rest], text),
+        last_begun_end=last_begun_end,
+        settlement_entry_id=settlement_id,
+        settlement_payload=payload,
+        input_entry_id=input_id,
+        input_seq=input_seq,
+        leaf_seq=leaf_seq,
+        quiet_since=utc_from_text(quiet_since) if text and quiet_since is not None else quiet_since,
+    )
+
+
+def _attempt(columns: Sequence[Any], text: bool) -> AttemptRow | None:
+    if columns[0] is None:
+        return None
+    if not text:
+        return AttemptRow(*columns)
+    values = list(columns)
+    for place in _ATTEMPT_INSTANTS:
+        if values[place] is not None:
+            values[place] = utc_from_text(values[place])
+    if values[_RETRYABLE_PLACE] is not None:
+        values[_RETRYABLE_PLACE] = bool(values[_RETRYABLE_PLACE])
+    values[_COUNTED_PLACE] = bool(values[_COUNTED_PLACE])
+    return AttemptRow(*values)
