@@ -82,6 +82,8 @@ class Asked:
     entry: Entry
     params: Mapping[str, Any]
     desk: Desk
+    # The names of the parameters that were given, defaults left out.
+    given: frozenset[str]
     # The host's instant of asking, for lengths of time that count back from it.
     now: datetime
 

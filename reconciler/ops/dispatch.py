@@ -32,7 +32,7 @@ def ask(name: str, params: Mapping[str, Any] | None, desk: Desk) -> Answer:
     started = time.monotonic()
     try:
         entry = entry_of(name)
-        asked = Asked(entry, _checked(entry, params or {}), desk, datetime.now(UTC))
+        asked = Asked(entry, _checked(entry, params or {}), desk, frozenset(params or {}), datetime.now(UTC))
         reply = _answer(asked)
     except ReconcilerError as error:
         payload = redact({"error": error.as_dict()})

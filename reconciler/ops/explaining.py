@@ -15,7 +15,7 @@ from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
 from reconciler.ops.naming import named_submission
 from reconciler.ops.values import instant, parsed, texts
 from reconciler.ops.words import NOTHING_LEFT, rule_of_detail, rule_of_reason
-from reconciler.service.reconcile import Preview, preview
+from reconciler.service.deciding import Preview, preview
 from reconciler.store import queries
 from reconciler.store.facts import limits_for
 from reconciler.store.queries import Hit, Row

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 
 from sqlalchemy.engine import Connection
 
 from reconciler.errors import AmbiguousId, NotFound
 from reconciler.store.queries import HITS_MAX, Hit, find_submissions, recent_session_ids, recent_submission_ids
+
+
+def command(verb: str, name: str, rest: str = "") -> str:
+    """Return a command line that a person can copy; *name* is quoted where a shell would read something into it."""
+    return f"reconciler {verb} {shlex.quote(name)} {rest}".rstrip()
 
 
 def named_submission(conn: Connection, name: str, session_id: str | None) -> Hit:

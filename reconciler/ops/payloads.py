@@ -142,8 +142,8 @@ SHOW: Final = shape(
             is_leaf=FLAG,
             created_at=INSTANT,
             text=maybe(TEXT),
-            # Characters of the whole text where only a part is shown, else null.
-            text_cut_from=maybe(COUNT),
+            # Only the beginning is shown.
+            text_cut=FLAG,
         )
     ),
 )

@@ -193,8 +193,8 @@ def _entry_line(entry: Item, width: int, style: Style) -> str:
     if entry["text"] is None:
         return head
     text = plain(" ".join(entry["text"].split()))
-    if entry["text_cut_from"] is not None:
-        text += f"… [{entry['text_cut_from']} characters]"
+    if entry["text_cut"]:
+        text += "…"
     left = max(style.width - len(plain_head) - 2, 16)
     return f"{head}  {fit(text, left)}"
 

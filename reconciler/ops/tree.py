@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from reconciler.core.model import SessionEntry
-from reconciler.core.pairing import open_calls
+from reconciler.core.model import OpenCall, SessionEntry
+from reconciler.core.pairing import describe_open_calls, open_refs, pair_tree
 from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
 from reconciler.ops.graph import draw
 from reconciler.ops.naming import no_such_session
-from reconciler.ops.values import cut, instant, text_of, texts
+from reconciler.ops.values import instant, text_of_stored, texts
 from reconciler.store import queries
 from reconciler.store.queries import Row
 
 _SUBMISSIONS_MAX: Final = 200
 # A payload is read up to here to find its text; JSON escapes may take six characters for one.
 _ESCAPED: Final = 8
-_PAYLOAD_CHARS_MIN: Final = 4096
+_PAYLOAD_CHARS_MIN: Final = 65536
 
 
 def show(asked: Asked) -> Reply:
@@ -60,10 +59,10 @@ def show(asked: Asked) -> Reply:
                 "call_id": call.call_id,
                 "dispatch": call.dispatch.value,
             }
-            for call in open_calls([_entry(row) for row in reversed(path)])
+            for call in _open_calls(path, ordered)
         ],
         "entries": [
-            _node(row, line, said.get(row["id"], (None, None)), on_path=row["id"] in active, is_leaf=row["id"] == leaf)
+            _node(row, line, said.get(row["id"], (None, False)), on_path=row["id"] in active, is_leaf=row["id"] == leaf)
             for row, line in zip(ordered, graph, strict=True)
         ],
     }
@@ -98,22 +97,25 @@ def _active_path(conn: Connection, session: Row, rows: Sequence[Row], limit: int
     return path, None
 
 
-def _texts(
-    conn: Connection, session_id: str, entry_ids: Sequence[str], chars: int
-) -> dict[str, tuple[str | None, int | None]]:
+def _texts(conn: Connection, session_id: str, entry_ids: Sequence[str], chars: int) -> dict[str, tuple[str, bool]]:
+    """Return what people would read of the entries' payloads, and whether it is only the beginning."""
     if chars == 0:
         return {}
     most = max(_PAYLOAD_CHARS_MIN, chars * _ESCAPED)
-    found: dict[str, tuple[str | None, int | None]] = {}
+    found: dict[str, tuple[str, bool]] = {}
     for entry_id, stored in queries.payload_texts(conn, session_id, entry_ids, chars_max=most + 1).items():
-        try:
-            text = text_of(json.loads(stored), chars)
-        except (ValueError, RecursionError):
-            # Cut inside, or nested too deep: shown as it is stored.
-            text = stored
-        shown, whole = cut(text, chars)
-        found[entry_id] = (shown, whole)
+        text = text_of_stored(stored, chars)
+        if text:
+            found[entry_id] = (text[:chars], len(text) > chars or len(stored) > most)
     return found
+
+
+def _open_calls(path: Sequence[Row], shown: Sequence[Row]) -> tuple[OpenCall, ...]:
+    """Return the calls of the path without a result, on it or on a branch beside it (R7)."""
+    on_path = {row["id"] for row in path}
+    beside = [_entry(row) for row in reversed(shown) if row["id"] not in on_path]
+    pairing = pair_tree([_entry(row) for row in reversed(path)], beside)
+    return describe_open_calls(pairing, open_refs(pairing))
 
 
 def _entry(row: Row) -> SessionEntry:
@@ -135,7 +137,7 @@ def _entry(row: Row) -> SessionEntry:
     )
 
 
-def _node(row: Row, line: str, said: tuple[str | None, int | None], *, on_path: bool, is_leaf: bool) -> dict[str, Any]:
+def _node(row: Row, line: str, said: tuple[str | None, bool], *, on_path: bool, is_leaf: bool) -> dict[str, Any]:
     return {
         "graph": line,
         "entry_id": row["id"],
@@ -154,7 +156,7 @@ def _node(row: Row, line: str, said: tuple[str | None, int | None], *, on_path: 
         "is_leaf": is_leaf,
         "created_at": instant(row["created_at"]),
         "text": said[0],
-        "text_cut_from": said[1],
+        "text_cut": said[1],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -57,25 +58,27 @@ def from_token(token: str, name: str) -> dict[str, Any]:
     return found
 
 
-def cut(text: str, chars: int) -> tuple[str, int | None]:
-    """Return *text* with at most *chars* characters, and its length where something was cut off."""
-    return (text, None) if len(text) <= chars else (text[:chars], len(text))
+def text_of_stored(stored: str, chars: int) -> str:
+    """Return what people would read of a payload (JSON text, perhaps cut off), a little more than *chars* at most.
 
-
-def text_of(payload: Any, chars: int) -> str:
-    """Return what people would read of an entry's payload, whatever program wrote it; at most *chars* characters.
-
-    Texts that stand under the usual names are gathered in order; a payload without any is shown as JSON.
+    Texts that stand under the usual names are gathered in order, whatever program wrote them; "" where there are none.
     """
+    try:
+        found = json.loads(stored)
+    except (ValueError, RecursionError):
+        # Cut inside, or nested too deep: the texts that are whole before that.
+        return " ".join(json.loads(text) for text in _WHOLE_TEXT.findall(stored))[: chars + 1]
     pieces: list[str] = []
-    for piece in _texts_in(payload, depth=0):
+    length = 0
+    for piece in _texts_in(found, depth=0):
         pieces.append(piece)
-        if sum(map(len, pieces)) > chars:
+        length += len(piece)
+        if length > chars:
             break
-    if pieces:
-        return " ".join(pieces)[: chars + 1]
-    return json.dumps(payload, ensure_ascii=False, sort_keys=True)[: chars + 1]
+    return " ".join(pieces)[: chars + 1]
 
+
+_WHOLE_TEXT: Final = re.compile(r'"(?:text|thinking|content)":("(?:[^"\\]|\\.)*")')
 
 # Where the formats known here keep what was said; anything else is structure.
 _TEXT_KEYS: Final = ("text", "thinking", "errorMessage", "error", "summary", "prompt")

@@ -12,6 +12,8 @@ from typing import Final
 from reconciler.core.model import Detail
 from reconciler.core.states import Reason
 
+NOTHING_LEFT: Final = "it has its outcome, which never changes"
+
 RULE_OF_DETAIL: Final[Mapping[Detail, str]] = MappingProxyType(
     {
         Detail.SETTLED_ENTRY: "the session holds a canonical settlement entry for it: that decides",
@@ -49,6 +51,7 @@ RULE_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.SOURCE_NOT_QUIET: "the program that writes the session may still be at it",
         Reason.OWNER_UNJUDGED: "its lease ended; this process has not watched long enough to call its runner gone",
         Reason.HELD: "it is held: a person has to decide",
+        Reason.ALREADY_SETTLED: NOTHING_LEFT,
         Reason.SETTLEMENT_FOUND: "the record holds its settlement: the row is made to agree",
         Reason.COMPLETED: "the record proves that the work is done",
         Reason.ABORT_REQUESTED: "somebody asked for its abort",
@@ -70,6 +73,7 @@ RULE_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.PROVIDER_RETRY: "the provider failed: it is tried again after a while",
         Reason.REDISPATCH: "the same request is sent once more",
         Reason.CLEAN_RELEASE: "its runner gave it back cleanly before anything was sent",
+        Reason.CAPABILITY_MISSING: "its runner lacked what it needs: another one may have it",
         Reason.APPROVED: "a person approved the calls that waited",
         Reason.INTEGRITY_HOLD: "its record is damaged: a person has to look at it",
         Reason.INSPECTION_ERROR: "its record could not be inspected: a person has to look at it",
@@ -80,8 +84,6 @@ RULE_OF_REASON: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.HELD_BY_OPERATOR: "an operator holds it",
     }
 )
-
-NOTHING_LEFT: Final = "it has its outcome, which never changes"
 
 
 def rule_of_detail(detail: str) -> str:

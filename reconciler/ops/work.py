@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from sqlalchemy.engine import Connection
+
+from reconciler.core.states import SubmissionStatus
+from reconciler.errors import Conflict, InvalidInput, LimitExceeded, NotFound
+from reconciler.ops.acting import audit, perform
 from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.naming import command, named_submission
 from reconciler.ops.values import instant
+from reconciler.service.deciding import Judge
+from reconciler.service.reconcile import reconcile_once
+from reconciler.service.report import PassReport
+from reconciler.store import operator_acts
 from reconciler.store.admission import Admitted, NewSubmission, admit, prepare
-from reconciler.store.admission import submit as store_submit
-
-if TYPE_CHECKING:
-    from reconciler.service.reconcile import PassReport
+from reconciler.store.fence import Pruned
 
 
 def submit(asked: Asked) -> Reply:
     """Carry out `submit`; a dry run does all of it and takes it back."""
-    new = NewSubmission(
-        session_id=asked["session"],
-        submission_id=asked["submission"],
-        payload=asked["payload"],
-        entity_hints=asked["entity_hints"],
-        fact_count=asked["fact_count"],
-        deadline_s=asked["deadline_s"],
-        kind=asked["kind"],
+    if asked["again"] is not None:
+        if asked["session"] is not None:
+            raise InvalidInput(
+                "--again names what is submitted: it goes without a session, a submission and a payload",
+                hint="reconciler submit --again SESSION/SUBMISSION",
+            )
+        return perform(asked, lambda conn: _admit_again(conn, asked))
+    for name in ("session", "submission", "payload"):
+        if name not in asked.given:
+            raise InvalidInput(f"submit needs a {name}", hint="reconciler submit SESSION SUBMISSION PAYLOAD")
+    prepared = prepare(
+        NewSubmission(
+            session_id=asked["session"],
+            submission_id=asked["submission"],
+            payload=asked["payload"],
+            entity_hints=asked["entity_hints"],
+            fact_count=asked["fact_count"],
+            deadline_s=asked["deadline_s"],
+            kind=asked["kind"],
+        ),
+        limits=asked.desk.limits,
     )
-    if asked.dry_run:
-        admitted = _planned(asked, new)
-    else:
-        admitted = store_submit(asked.desk.engine, [new], limits=asked.desk.limits)[0]
+    if asked.dry_run and asked.desk.may_create():
+        # No database yet: there is nothing that it could contradict.
+        return _admitted(
+            asked, Admitted(*prepared.key, status=SubmissionStatus.QUEUED, ticket=1, created=True, admitted_at=None)
+        )
+
+    def work(conn: Connection) -> Reply:
+        reply = _admitted(asked, admit(conn, [prepared])[0])
+        if reply.changed:
+            audit(conn, asked, *prepared.key)
+        return reply
+
+    return perform(asked, work)
+
+
+def _admitted(asked: Asked, admitted: Admitted) -> Reply:
     payload = {
         "session_id": admitted.session_id,
         "submission_id": admitted.submission_id,
@@ -38,37 +72,49 @@ def submit(asked: Asked) -> Reply:
         "created": admitted.created,
         "dry_run": asked.dry_run,
     }
-    return Reply(
-        payload,
-        session_id=admitted.session_id,
-        submission_id=admitted.submission_id,
-        changed=admitted.created,
-    )
+    return Reply(payload, changed=admitted.created)
 
 
-def _planned(asked: Asked, new: NewSubmission) -> Admitted:
-    prepared = prepare(new, limits=asked.desk.limits)
-    if asked.desk.may_create():
-        # No database yet: there is nothing that it could contradict.
-        from reconciler.core.states import SubmissionStatus
+# --- again -----------------------------------------------------------------------------------------------------------
 
-        return Admitted(new.session_id, new.submission_id, SubmissionStatus.QUEUED, ticket=1, created=True)
-    from reconciler.store.engine import run_transaction
+_AGAIN: Final = re.compile(r"(?P<base>.*)~(?P<number>[1-9][0-9]{0,8})\Z", re.DOTALL)
+_AGAIN_MAX: Final = 1000
 
-    class _TakenBack(Exception):
-        pass
 
-    found: list[Admitted] = []
-
-    def plan(conn: object) -> None:
-        found[:] = admit(conn, [prepared])  # type: ignore[arg-type]
-        raise _TakenBack
-
-    try:
-        run_transaction(asked.desk.engine, plan)
-    except _TakenBack:
-        return found[0]
-    raise AssertionError("a dry run was not taken back")
+def _admit_again(conn: Connection, asked: Asked) -> Reply:
+    """Admit a settled submission's payload as the next ID~N; one that waits or runs already is the answer."""
+    hit = named_submission(conn, asked["again"], None)
+    name = f"{hit.session_id}/{hit.submission_id}"
+    row = operator_acts.locked(conn, hit.session_id, hit.submission_id)
+    original = operator_acts.original_of(conn, hit.session_id, hit.submission_id)
+    if isinstance(row, Pruned) or original is None:
+        raise NotFound(f'cannot submit "{name}" again: its payload is gone', hint="submit it with its payload")
+    if row.status != SubmissionStatus.SETTLED:
+        raise Conflict(f'cannot submit "{name}" again: it has no outcome yet', hint=f"{command('retry', name)}")
+    found = _AGAIN.match(hit.submission_id)
+    base, number = (found["base"], int(found["number"])) if found else (hit.submission_id, 1)
+    for step in range(1, _AGAIN_MAX):
+        prepared = prepare(
+            NewSubmission(
+                session_id=hit.session_id,
+                submission_id=f"{base}~{number + step}",
+                payload=json.loads(original.payload),
+                entity_hints=json.loads(original.entity_hints or "[]"),
+                fact_count=original.fact_count,
+                limits=json.loads(original.limits or "{}"),
+                kind=original.kind,
+            ),
+            limits=asked.desk.limits,
+        )
+        admitted = admit(conn, [prepared])[0]
+        if admitted.created:
+            operator_acts.link_again(
+                conn, admitted.session_id, admitted.submission_id, of=name, operator=asked.desk.operator
+            )
+            audit(conn, asked, *prepared.key)
+        if admitted.status != SubmissionStatus.SETTLED:
+            return _admitted(asked, admitted)
+    raise LimitExceeded(f'cannot submit "{name}" again: it was {_AGAIN_MAX} times', hint="give it another id")
 
 
 # --- once ------------------------------------------------------------------------------------------------------------
@@ -79,8 +125,6 @@ def once(asked: Asked) -> Reply:
 
     Leases that ended may be judged only by who has watched for two beats: such a call waits them once, and looks again.
     """
-    from reconciler.service.reconcile import Judge, reconcile_once
-
     started = time.monotonic()
     judge = Judge(connected_for_s=lambda: time.monotonic() - started)
 

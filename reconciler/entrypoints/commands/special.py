@@ -27,8 +27,10 @@ def submit() -> click.Command:
 
 def _read_payload(given: dict[str, Any]) -> dict[str, Any]:
     params: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    params["payload"] = read_payload(params["payload"])
-    return params
+    # What was not typed is not given: null is a payload.
+    typed = params.pop("payload")
+    params = {name: value for name, value in params.items() if value is not None}
+    return params if typed is None else {**params, "payload": read_payload(typed)}
 
 
 def read_payload(typed: str) -> Any:
