@@ -366,6 +366,8 @@ class _SessionImport:
     def _compare(self) -> _Difference:
         session_id = self._session.session_id
         with read(self._engine) as conn:
+            # Anew with every comparison: who was in between may have imported the same file.
+            self._source = store.source_row(conn, self._locator, self._result.format)
             found = _Difference(store.session_row(conn, session_id))
             if found.session is not None:
                 found.unsettled = store.unsettled_submissions(conn, session_id)
