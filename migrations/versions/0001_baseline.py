@@ -475,7 +475,11 @@ SELECT
   t.finished_at AS finished_at,
   t.error AS error,
   j.paused_at AS paused_at,
-  j.paused_by AS paused_by
+  j.paused_by AS paused_by,
+  t.session_id AS session_id,
+  t.submission_id AS submission_id,
+  t.takes AS takes,
+  t.result AS result
 FROM schedule_slots t
 LEFT JOIN schedule_jobs j ON j.job = t.job""",
         "sqlite": """\
@@ -491,7 +495,11 @@ SELECT
   t.finished_at AS finished_at,
   t.error AS error,
   j.paused_at AS paused_at,
-  j.paused_by AS paused_by
+  j.paused_by AS paused_by,
+  t.session_id AS session_id,
+  t.submission_id AS submission_id,
+  t.takes AS takes,
+  t.result AS result
 FROM schedule_slots t
 LEFT JOIN schedule_jobs j ON j.job = t.job""",
     },
@@ -861,6 +869,10 @@ def upgrade() -> None:
         sa.Column("lease_expires_at", INSTANT, nullable=True),
         sa.Column("finished_at", INSTANT, nullable=True),
         sa.Column("error", TEXT, nullable=True),
+        sa.Column("session_id", ID, nullable=True),
+        sa.Column("submission_id", ID, nullable=True),
+        sa.Column("takes", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("result", TEXT, nullable=True),
         sa.CheckConstraint("(status = 'taken') = (finished_at IS NULL)", name=op.f("ck_schedule_slots_finished_at")),
         sa.CheckConstraint("status IN ('taken', 'done', 'skipped', 'failed')", name=op.f("ck_schedule_slots_status")),
         sa.PrimaryKeyConstraint("job", "slot_at", name=op.f("pk_schedule_slots")),

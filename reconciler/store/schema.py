@@ -451,6 +451,13 @@ schedule_slots = Table(
     Column("lease_expires_at", UtcDateTime),
     Column("finished_at", UtcDateTime),
     Column("error", Text),
+    # What it admitted; null for work of the system's own, and for slots that did not fire.
+    Column("session_id", Id),
+    Column("submission_id", Id),
+    # How often it was taken: more than once where an instance died over it.
+    Column("takes", Integer, nullable=False, server_default=text("0")),
+    # What the work found, a JSON object.
+    Column("result", JsonText),
     PrimaryKeyConstraint("job", "slot_at"),
     CheckConstraint("status IN ('taken', 'done', 'skipped', 'failed')", name="status"),
     CheckConstraint("(status = 'taken') = (finished_at IS NULL)", name="finished_at"),
