@@ -157,7 +157,9 @@ def _adopted(gathered: Gathered, decision: Decision) -> Settlement:
 
 def _settled(gathered: Gathered, decision: Decision) -> Settlement:
     row = gathered.row
-    becomes_leaf = gathered.on_path and not gathered.is_mirrored and gathered.error is None
+    is_sound = not gathered.is_mirrored and gathered.error is None
+    # A session without any entry has no leaf that could be left alone: without one its next turn would look damaged.
+    becomes_leaf = is_sound and (gathered.on_path or row.x_last_seq == 0)
     return Settlement(
         outcome=decision.outcome or Outcome.FAILED,
         reason=decision.reason.value,
@@ -168,7 +170,7 @@ def _settled(gathered: Gathered, decision: Decision) -> Settlement:
         evidence=decision.evidence,
         parent_entry_id=gathered.hangs_from,
         becomes_leaf=becomes_leaf,
-        calls_to_close=unresolved_calls(gathered) if becomes_leaf else (),
+        calls_to_close=unresolved_calls(gathered) if becomes_leaf and gathered.on_path else (),
     )
 
 
