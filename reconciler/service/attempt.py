@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -26,7 +25,6 @@ from reconciler.service.beats import Kept, Lost
 from reconciler.store import attempts as attempts_store
 from reconciler.store import entries as entries_store
 from reconciler.store.claims import Claimed
-from reconciler.store.dialect import db_now
 from reconciler.store.new_entries import prepare, require_id
 from reconciler.store.outcomes import SettledSubmission
 
@@ -288,20 +286,10 @@ class Attempt:
         calls = tuple(require_id(call, "a pending call's id") for call in pending_calls)
         digest = turns.end_digest("park", reason=text, pending_calls=list(calls), until_s=wait_s)
 
-        def write(conn: Connection, _: bool) -> SubmissionStatus:
-            ending = attempts_store.Ending(
-                AttemptEnd.PARKED,
-                digest,
-                self._runner.owner,
-                reason=text,
-                parked_until=db_now(conn) + timedelta(seconds=wait_s),
-                pending_calls=calls,
-            )
-            return turns.give_up(conn, self._ref, ending, "park", limits=limits)
-
-        status = self._runner._fenced(self, write)
-        self._over()
-        return status
+        ending = attempts_store.Ending(
+            AttemptEnd.PARKED, digest, self._runner.owner, reason=text, park_s=wait_s, pending_calls=calls
+        )
+        return self._end(ending, "park")
 
     def heartbeat(self) -> Directive:
         """Beat now, besides the thread; return what the holder is told."""

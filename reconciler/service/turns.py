@@ -47,12 +47,13 @@ from reconciler.core.subturn import ResumePlan, marker_entry_id, marker_text
 from reconciler.errors import Conflict, InvalidInput, NotBegun, StoreConflict
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.resume import answer_entry_id, unresolved_calls
+from reconciler.store.around import read_around
 from reconciler.store.attempts import Ending, end_attempt, is_repeated_end, record_begin
 from reconciler.store.facts import limits_for, read_texts
 from reconciler.store.fence import AttemptRef, Held, hold, require_fence
 from reconciler.store.new_entries import PreparedEntry
 from reconciler.store.outcomes import SettledSubmission, settled_from
-from reconciler.store.passes import DueRow, read_around
+from reconciler.store.passes import DueRow
 from reconciler.store.paths import SessionRead, read_sessions
 from reconciler.store.schema import sessions
 from reconciler.store.settlements import DecisionWrite, Landed, Settlement, apply_decisions
@@ -149,6 +150,8 @@ def _gather(conn: Connection, held: Held, limits: Limits) -> Gathered:
 _DUE_COLUMNS: Final = tuple(
     (name, f"session_{name[2:]}" if name.startswith("x_") else "id" if name == "submission_id" else name)
     for name in DueRow.__dataclass_fields__
+    # What a pass could not read of a row; these columns are read with their types.
+    if name != "fault"
 )
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from reconciler.core.canonical import canonical_json
-from reconciler.core.due import earliest
+from reconciler.core.due import after, earliest
 from reconciler.core.model import AttemptFacts, Counters, Limits
 from reconciler.core.policy import counters_after
 from reconciler.core.states import AttemptEnd, SubmissionEvent, SubmissionStatus, next_status
@@ -165,7 +165,7 @@ class Ending:
     error: str | None = None
     retryable: bool | None = None
     # Of park.
-    parked_until: datetime | None = None
+    park_s: float = 0.0
     pending_calls: tuple[str, ...] = ()
 
 
@@ -241,9 +241,9 @@ def end_attempt(conn: Connection, held: Held, ending: Ending, limits: Limits) ->
             # The answer came before the question.
             status = next_status(status, SubmissionEvent.UNPARK)
         else:
-            changes["parked_until"] = ending.parked_until
+            changes["parked_until"] = after(now, ending.park_s)
             if row.abort_requested_at is None:
-                reconcile_at = earliest(ending.parked_until, row.deadline_at)
+                reconcile_at = earliest(changes["parked_until"], row.deadline_at)
     act = Logged(
         action=_EVENT[ending.end].value,
         reason=_LOG_REASON[ending.end],

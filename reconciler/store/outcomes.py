@@ -125,18 +125,17 @@ def unpark(
     if row.status == SubmissionStatus.SETTLED or row.unparked_at is not None:
         return _as_it_is(row, made=False)
     now = db_now(conn)
-    reconcile_at = row.reconcile_at
-    changes: dict[str, Any] = {"unparked_at": now}
     status = SubmissionStatus(row.status)
-    if status is SubmissionStatus.WAITING:
-        status = next_status(status, SubmissionEvent.UNPARK)
-        # A held row still needs its person; it is due at its deadline.
+    changes: dict[str, Any] = {"unparked_at": now}
+    reconcile_at = row.reconcile_at
+    if status is not SubmissionStatus.RUNNING:
+        # No decision stands behind this write. A held row still needs its person; it is due at its deadline.
         held = row.held_at is not None and row.abort_requested_at is None
         reconcile_at = row.deadline_at if held else now
-        changes |= {"status": status.value, "parked_until": None, "reconcile_at": reconcile_at}
-    elif status is SubmissionStatus.QUEUED and row.decision_revision == row.revision:
-        # Remembered on a row whose decision stands: the decision must go on standing.
-        changes["decision_revision"] = row.revision + 1
+        changes |= {"not_before": None, "reconcile_at": reconcile_at}
+    if status is SubmissionStatus.WAITING:
+        status = next_status(status, SubmissionEvent.UNPARK)
+        changes |= {"status": status.value, "parked_until": None}
     changes |= log_act(
         conn,
         row,
