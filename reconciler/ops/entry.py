@@ -17,6 +17,8 @@ from reconciler.core.model import ID_BYTES_MAX
 from reconciler.errors import InvalidInput, LimitExceeded
 
 TEXT_BYTES_MAX: Final = 4096
+# Of what an answer gives to be handed back: it may carry ids, and marks of what was shown.
+TOKEN_BYTES_MAX: Final = 65536
 LIST_ITEMS_MAX: Final = 10_000
 
 Schema = Mapping[str, Any]
@@ -78,6 +80,8 @@ class Parameter:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    # Of a text, in UTF-8.
+    bytes_max: int = TEXT_BYTES_MAX
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of its value."""
@@ -166,8 +170,8 @@ class Parameter:
                 raise InvalidInput(f"{self.name} must have 1 to {most} bytes, not {size}", hint=self.help)
             if any(ord(character) < 32 or ord(character) == 127 for character in value):
                 raise InvalidInput(f"{self.name} has control characters: {value!r:.100}", hint=self.help)
-        elif size > TEXT_BYTES_MAX:
-            raise LimitExceeded(f"{self.name} has {size} bytes, more than {TEXT_BYTES_MAX}", hint=self.help)
+        elif size > self.bytes_max:
+            raise LimitExceeded(f"{self.name} has {size} bytes, more than {self.bytes_max}", hint=self.help)
         elif "\x00" in value:
             raise InvalidInput(f"{self.name} has a NUL character", hint=self.help)
         if self.choices and value not in self.choices:

@@ -44,7 +44,7 @@ def explain(asked: Asked) -> Reply:
         plan_shown = None
     else:
         inspection = None if ahead.facts.inspection_error is not None else _inspection(ahead.inspection, row)
-        following = _next(ahead)
+        following = _held(row, ahead) if _waits_held(row, ahead) else _next(ahead)
         plan_shown = _plan_payload(ahead.plan, plan if ahead.decision.reason is Reason.DECISION_STANDS else None)
     payload = {
         **_row_payload(row),
@@ -220,6 +220,19 @@ def _next(ahead: Preview) -> dict[str, Any]:
         "due_at": instant(due),
         "not_before": instant(decision.not_before),
         "detail": ahead.facts.inspection_error or decision.detail,
+    }
+
+
+def _waits_held(row: Row, ahead: Preview) -> bool:
+    return row["held_at"] is not None and ahead.decision.action is DecisionAction.WAIT
+
+
+def _held(row: Row, ahead: Preview) -> dict[str, Any]:
+    # A pass leaves it as it is: what it waits for is a person, and that is what the answer has to say.
+    return _next(ahead) | {
+        "action": DecisionAction.HOLD.value,
+        "reason": row["held_reason"],
+        "rule": rule_of_reason(row["held_reason"]),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from reconciler.core.states import Outcome, Reason
 from reconciler.errors import InvalidInput
 from reconciler.ops import payloads, refine
-from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
+from reconciler.ops.entry import TOKEN_BYTES_MAX, Audit, Database, Entry, Example, Kind, Parameter
 
 PAGE_ROWS_DEFAULT: Final = 50
 PAGE_ROWS_MAX: Final = 1_000
@@ -96,7 +96,7 @@ _QUESTIONS: Final = (
                 choices=("oldest", "newest"),
             ),
             _LIMIT,
-            Parameter("page", Kind.TEXT, "the next_page of the page before"),
+            Parameter("page", Kind.TEXT, "the next_page of the page before", bytes_max=TOKEN_BYTES_MAX),
         ),
         details=(
             "A page is stable: rows that come or go in between neither repeat nor hide others. `next_page` leads on;"
@@ -160,7 +160,12 @@ _QUESTIONS: Final = (
         parameters=(
             Parameter("session", Kind.ID, "of this session only"),
             Parameter("since", Kind.INSTANT, "from then on (default: the newest ones)"),
-            Parameter("position", Kind.TEXT, "go on behind the `position` of an earlier answer"),
+            Parameter(
+                "position",
+                Kind.TEXT,
+                "go on behind the `position` of an earlier answer",
+                bytes_max=TOKEN_BYTES_MAX,
+            ),
             _LIMIT,
         ),
         details="On a command line it follows until it is interrupted; --no-follow stops after what there is.",

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from reconciler.ops.asking import Answer, Desk
 from reconciler.ops.dispatch import ask
 from reconciler.ops.registry import REGISTRY
+from reconciler.store.engine import EngineSettings, make_engine
+from reconciler.store.migrate import upgrade
+from reconciler.store.schema import metadata
 from tests.ops.schema_check import faults
 
 SESSIONS = Path(__file__).parents[2] / "examples" / "sessions"
@@ -57,9 +61,32 @@ def front(desk: Desk) -> Front:
     return Front(desk)
 
 
-@pytest.fixture
-def crashed(front: Front) -> Front:
-    """Give the desk with sample sessions owned, and one prompt admitted that was never begun."""
-    front.ask("import", files=[str(SESSIONS)], own=True, force=True)
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def _crashed_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    # Made once, by the verbs themselves; each test gets the rows. Importing on both databases is tested elsewhere.
+    url = f"sqlite:///{tmp_path_factory.mktemp('crashed') / 'scene.sqlite3'}"
+    engine = make_engine(url, settings=EngineSettings(create=True))
+    upgrade(engine)
+    front = Front(Desk(make_engine=lambda **_: engine, name_database=lambda: "the scene", operator="tess"))
+    front.get("import", files=[str(SESSIONS)], own=True, force=True)
     front.get("submit", session="native", submission="never-begun", payload={"text": "hello"})
+    with engine.connect() as conn:
+        rows = {
+            table.name: [dict(row) for row in conn.execute(sa.select(table)).mappings()]
+            for table in metadata.sorted_tables
+        }
+    engine.dispose()
+    return rows
+
+
+@pytest.fixture
+def crashed(front: Front, engine: Engine, _crashed_rows: Rows) -> Front:
+    """Give the desk with sample sessions owned, and one prompt admitted that was never begun."""
+    with engine.begin() as conn:
+        for table in metadata.sorted_tables:
+            if _crashed_rows[table.name]:
+                conn.execute(sa.insert(table), _crashed_rows[table.name])
     return front
