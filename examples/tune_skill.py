@@ -1,7 +1,7 @@
 """A skill that edits itself, behind the durable refine gate: kill it anywhere, start it again, get the same result.
 
 The skill is a list of rules that find the date in a line of text. Each edit adds a rule. An edit's score is the share
-of held-out lines whose date the edited skill finds; the gate keeps the edit only if that is strictly better than before.
+of held-out lines whose date the edited skill finds; the gate keeps it only if that is strictly better than before.
 
     python examples/tune_skill.py --database sqlite:///tuning.sqlite3
     python examples/tune_skill.py --database sqlite:///tuning.sqlite3 --pause 0.5     # slow enough to kill half-way
