@@ -184,6 +184,8 @@ class Reading:
         self._keeps = source.sink.wants_payloads
         self.reader = LineReader(
             source.stream,
+            # Nobody asks for the digest of what isn't kept, save where it has to name the session.
+            digests=self._keeps or source.stem is None,
             line_bytes_max=source.line_bytes_max,
             progress=source.progress,
             prefix_bytes=source.prefix_bytes,

@@ -111,6 +111,8 @@ class _File:
         self._loose: list[ImportedEntry] = []
         self._loose_ids: set[str] = set()
         self._last_user: Node | None = None
+        self._session_id_before: str | None = None
+        self._prompt_ids: dict[str, str] = {}
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -144,12 +146,13 @@ class _File:
     def _take(self, line: int, value: dict[str, Any], raw: bytes) -> Node | None:
         reading = self._reading
         session_id = value.get("sessionId")
-        if isinstance(session_id, str):
+        if isinstance(session_id, str) and session_id != self._session_id_before:
+            self._session_id_before = session_id
             # In the order of their last line: a resumed session may copy the lines of the one before.
             self._session_ids.pop(session_id, None)
             self._session_ids[session_id] = line
         version = value.get("version")
-        if isinstance(version, str):
+        if isinstance(version, str) and version not in self._versions:
             self._versions.add(version[:50])
         if "uuid" not in value:
             self._take_outside(line, value, raw)
@@ -160,6 +163,11 @@ class _File:
             self._keep_loose(line, value, raw)
             return None
         node = make_node(reading, line, value, uuid, hash(raw))
+        if node.parent is not None and (above := self._nodes.get(node.parent)) is not None:
+            # One text for one id: a file has as many links as lines.
+            node.parent = above.uuid
+        if node.prompt_id is not None:
+            node.prompt_id = self._prompt_ids.setdefault(node.prompt_id, node.prompt_id)
         agent_id = value.get("agentId")
         if node.is_sidechain and isinstance(agent_id, str):
             self._agent_id = agent_id
@@ -211,22 +219,21 @@ class _File:
         order, cycle = parents_first([n.uuid for n in nodes], [n.parent for n in nodes])
         for index in cycle:
             self._problems.add(nodes[index].line, "parent_cycle", "the line hangs from a cycle of parents")
-        drafts = _Linker([nodes[i] for i in (*order, *cycle)], self._nodes)
+        drafts = _Linker([nodes[at] for at in (*order, *cycle)], self._nodes)
         drafts.link()
         for missing, line in drafts.missing.items():
             self._problems.add(line, "missing_parent", f'the parent "{missing}" is not in the file')
         leaf_node = self._leaf()
         leaf = drafts.leaf_of(leaf_node) if leaf_node is not None else None
-        entries = [*drafts.entries(), *self._loose]
-        speaks = any(not n.is_sidechain and n.type in ("user", "assistant") for n in nodes)
-        return ImportedSession(
-            self._session_id(),
-            tuple(_ordered(entries)),
-            leaf,
-            leaf is None and not speaks,
-            tuple(self._submissions(drafts, leaf)),
-            response_may_grow=drafts.may_grow(leaf),
-        )
+        session_id = self._session_id()
+        submissions = tuple(self._submissions(drafts, leaf))
+        may_grow = drafts.may_grow(leaf)
+        known_empty = leaf is None and not any(n.type in ("user", "assistant") and not n.is_sidechain for n in nodes)
+        # From here on the lines are let go as their entries are made: a large file is not held twice.
+        nodes.clear()
+        self._nodes.clear()
+        entries = tuple(_ordered([*drafts.taken_entries(), *self._loose]))
+        return ImportedSession(session_id, entries, leaf, known_empty, submissions, response_may_grow=may_grow)
 
     def _session_id(self) -> str:
         stem = self._source.stem
@@ -451,9 +458,14 @@ class _Linker:
             and all(node.stop is None for node in draft.nodes)
         )
 
-    def entries(self) -> Iterator[ImportedEntry]:
-        """Yield the entries, parents first."""
-        for draft in self.drafts.values():
+    def taken_entries(self) -> Iterator[ImportedEntry]:
+        """Yield the entries, and let go of what they were made of: to be asked once, at the end."""
+        self._nodes.clear()
+        self._spoken.clear()
+        self._messages.clear()
+        self._alias.clear()
+        for entry_id in list(self.drafts):
+            draft = self.drafts.pop(entry_id)
             yield _message(draft) if draft.role == m.ROLE_ASSISTANT else _other(draft)
 
 

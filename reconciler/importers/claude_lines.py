@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, Final
 
 from reconciler.core import model as m
@@ -122,7 +123,7 @@ def make_node(reading: Reading, line: int, value: dict[str, Any], uuid: str, dig
         off_leaf=bool(value.get("teamName")),
         prompt_id=reading.link(value.get("promptId")) if value.get("promptId") else None,
     )
-    version = _version(value.get("version"))
+    version = _version(as_text(value.get("version")))
     # From 2.1.59 on tools start while their message still streams, and its lines are written when it has ended. Before
     # that each block was written at once, which looks write-ahead; whether it was is not known.
     node.write_ahead = False if version is not None and version >= (2, 1, 59) else None
@@ -261,8 +262,9 @@ def _dicts(content: object) -> Iterable[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else ()
 
 
-def _version(raw: object) -> tuple[int, int, int] | None:
-    parts = raw.split("-")[0].split(".") if isinstance(raw, str) else ()
+@lru_cache(maxsize=1024)
+def _version(raw: str | None) -> tuple[int, int, int] | None:
+    parts = raw.split("-")[0].split(".") if raw is not None else ()
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         return None
     return int(parts[0]), int(parts[1]), int(parts[2])

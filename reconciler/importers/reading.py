@@ -34,13 +34,14 @@ class LineReader:
 
     After the iteration: ``bytes_read`` and ``lines_read`` count what was taken (a torn last line, see `untake`, is
     not), ``digest`` is over exactly these bytes, and ``prefix_digest`` over the first ``prefix_bytes`` (None where the
-    stream was shorter).
+    stream was shorter). Without *digests* nothing is hashed, and both are of no bytes.
     """
 
     def __init__(
         self,
         stream: BinaryIO,
         *,
+        digests: bool = True,
         line_bytes_max: int = LINE_BYTES_MAX,
         progress: Progress | None = None,
         prefix_bytes: int | None = None,
@@ -49,6 +50,7 @@ class LineReader:
         self._line_bytes_max = line_bytes_max
         self._progress = progress
         self._prefix_bytes = prefix_bytes
+        self._digests = digests
         self._hash = hashlib.sha256()
         self._before_last = self._hash
         self._last_length = 0
@@ -107,6 +109,8 @@ class LineReader:
     def _take(self, data: bytes) -> None:
         before = self.bytes_read
         self.bytes_read = before + len(data)
+        if not self._digests:
+            return
         want = self._prefix_bytes
         if want is not None and before < want <= self.bytes_read:
             self._hash.update(data[: want - before])
@@ -215,19 +219,22 @@ def too_deep(value: object, limit: int = JSON_DEPTH_MAX) -> bool:
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# What nearly every id is; no reserved prefix can match it.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,128}\Z").match
 
 
 def id_fault(text: str) -> str | None:
     """Return why *text* can't be an id of ours (contract, section 2; reserved prefixes: I2), or None."""
+    if _PLAIN(text):
+        return None
     if not text:
         return "it is empty"
-    if len(text) * 4 > ID_BYTES_MAX or not text.isascii():
-        try:
-            length = len(text.encode("utf-8"))
-        except UnicodeEncodeError:
-            return "it holds a lone surrogate"
-        if length > ID_BYTES_MAX:
-            return f"it has {length} bytes, more than {ID_BYTES_MAX}"
+    try:
+        length = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return "it holds a lone surrogate"
+    if length > ID_BYTES_MAX:
+        return f"it has {length} bytes, more than {ID_BYTES_MAX}"
     if _CONTROL.search(text):
         return "it holds a control character"
     if text.startswith(RESERVED_ID_PREFIXES):

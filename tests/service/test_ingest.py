@@ -25,7 +25,7 @@ from reconciler.service.reconcile import reconcile_once
 from reconciler.store import ingest as store_ingest
 from reconciler.store import schema
 from reconciler.store.dialect import db_now
-from reconciler.store.engine import begin, read
+from reconciler.store.engine import begin, read, run_transaction
 from tests.support.checker import check, report
 from tests.support.session_files import CLAUDE_SESSION, PI_SESSION, Claude, Pi, as_bytes, write
 
@@ -504,7 +504,7 @@ class Crash(BaseException):
 @pytest.fixture
 def transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], list[int]]]:
     """Give a switch: let the process die instead of beginning transaction *n* of an import (None: never)."""
-    real = ingest.run_transaction
+    real = run_transaction
 
     def limit(most: int | None) -> list[int]:
         begun: list[int] = []

@@ -1,0 +1,155 @@
+"""How fast `inspect` and `import` are, against parsing each line with `json.loads` alone, and what memory they take.
+
+    python tests/bench/bench_import.py [--megabytes 100] [--database URL]
+
+Prints one table. Each number is of a process of its own; the ratio is to `json.loads` in the same run. Without a
+database URL the import goes into a fresh SQLite file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from reconciler.core.canonical import canonical_json_parsed
+from reconciler.service.ingest import import_paths
+from reconciler.service.inspect_files import inspect_paths
+from reconciler.store import migrate
+from reconciler.store.engine import make_engine
+
+WORDS = ("the", "session", "file", "says", "that", "a", "call", "was", "made", "and", "its", "result", "came", "back")
+
+
+def prose(choice: random.Random, size: int) -> str:
+    """Return some text with the usual share of line ends, quotes and letters beyond ASCII."""
+    parts: list[str] = []
+    length = 0
+    while length < size:
+        word = choice.choice(WORDS)
+        parts.append(word + choice.choice([" ", " ", " ", "\n", ', "', " é", "/x.py:12 "]))
+        length += len(parts[-1])
+    return "".join(parts)
+
+
+def generate(path: Path, megabytes: int) -> int:
+    """Write a transcript (turns of a few calls, messages on several lines, long results); return its lines."""
+    choice = random.Random(7)
+    target = megabytes * 1_000_000
+    number = 0
+    parent: str | None = None
+
+    with path.open("w", encoding="utf-8") as file:
+
+        def line(kind: str, message: dict[str, object], **fields: object) -> str:
+            nonlocal number, parent
+            number += 1
+            uuid = f"{number:08x}-0000-4000-8000-{choice.getrandbits(48):012x}"
+            value: dict[str, object] = {
+                "parentUuid": parent,
+                "isSidechain": False,
+                "userType": "external",
+                "cwd": "/srv/agents/shop",
+            }
+            value |= {"sessionId": "0b5e2d1c-0000-4000-8000-000000000001", "version": "2.1.332", "gitBranch": "main"}
+            value |= {"type": kind, "message": message, "uuid": uuid, "timestamp": "2026-11-28T09:00:01.000Z", **fields}
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            parent = uuid
+            return uuid
+
+        while file.tell() < target:
+            line("user", {"role": "user", "content": prose(choice, 300)})
+            for _ in range(choice.randint(2, 12)):
+                common = {"id": f"msg_{number}", "role": "assistant", "model": "example", "stop_reason": "tool_use"}
+                line("assistant", {**common, "content": [{"type": "text", "text": prose(choice, 400)}]})
+                call = f"toolu_{number}"
+                block = {"type": "tool_use", "id": call, "name": "Bash", "input": {"command": prose(choice, 120)}}
+                line("assistant", {**common, "content": [block]})
+                result = {
+                    "type": "tool_result",
+                    "tool_use_id": call,
+                    "content": prose(choice, choice.choice([300, 9000])),
+                }
+                line("user", {"role": "user", "content": [result]}, toolUseResult={"stdout": prose(choice, 900)})
+            end = {"id": f"msg_{number}", "role": "assistant", "model": "example", "stop_reason": "end_turn"}
+            line("assistant", {**end, "content": [{"type": "text", "text": prose(choice, 900)}]})
+    return number
+
+
+def parse(path: Path) -> None:
+    """Parse each line and keep nothing."""
+    with path.open("rb") as file:
+        for data in file:
+            json.loads(data)
+
+
+def rewrite(path: Path) -> None:
+    """Parse each line and write it as canonical JSON: what storing asks for at least."""
+    with path.open("rb") as file:
+        for data in file:
+            canonical_json_parsed(json.loads(data))
+
+
+def one(kind: str, path: Path, database: str | None) -> None:
+    """Do one thing and print its time, its time on the processor (seconds), and the peak of its memory (MB)."""
+    before, before_cpu = time.perf_counter(), time.process_time()
+    if kind == "json.loads":
+        parse(path)
+    elif kind == "loads and dumps":
+        rewrite(path)
+    elif kind == "inspect":
+        inspect_paths([str(path)])
+    else:
+        if database is None:
+            raise SystemExit("an import needs a database")
+        engine = make_engine(database)
+        import_paths(engine, [str(path)])
+    seconds, cpu = time.perf_counter() - before, time.process_time() - before_cpu
+    print(json.dumps([seconds, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--database")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--generate", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(options.one[0], Path(options.one[1]), options.database)
+        return
+    if options.generate:
+        print(generate(Path(options.generate), options.megabytes))
+        return
+    script = [sys.executable, __file__, "--megabytes", str(options.megabytes)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "session.jsonl"
+        # In a process of its own too: a child's peak begins with its parent's.
+        lines = int(subprocess.run([*script, "--generate", str(path)], check=True, capture_output=True).stdout)
+        size = path.stat().st_size / 1e6
+        database = options.database
+        if database is None:
+            database = f"sqlite:///{folder}/bench.sqlite3"
+            migrate.upgrade(database)
+        print(f"{size:.0f} MB, {lines} lines")
+        print(f"{'':18}{'MB/s':>8}{'ratio':>8}{'CPU MB/s':>10}{'ratio':>8}{'peak MB':>9}")
+        floor: tuple[float, float] | None = None
+        for kind in ("json.loads", "loads and dumps", "inspect", "import", "import again"):
+            command = [*script, "--one", kind, str(path), "--database", database]
+            seconds, cpu, peak = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            floor = floor or (seconds, cpu)
+            print(
+                f"{kind:18}{size / seconds:8.0f}{floor[0] / seconds:8.2f}{size / cpu:10.0f}{floor[1] / cpu:8.2f}"
+                f"{peak:9.0f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
