@@ -129,11 +129,10 @@ class Column:
     title: str
     cell: Callable[[Mapping[str, Any]], object]
     shrinks: bool = False
+    # Down to so many columns.
+    least: int = 8
     coloured: bool = False
     right: bool = False
-
-
-_COLUMN_MIN: Final = 8
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], style: Style) -> list[str]:
@@ -159,12 +158,12 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], style: S
 def _shrink(widths: list[int], columns: Sequence[Column], most: int) -> None:
     over = sum(widths) + 2 * (len(widths) - 1) - most
     while over > 0:
-        able = [place for place, column in enumerate(columns) if column.shrinks and widths[place] > _COLUMN_MIN]
+        able = [place for place, column in enumerate(columns) if column.shrinks and widths[place] > column.least]
         if not able:
             return
-        widest = max(able, key=lambda place: widths[place])
-        # Down to the next widest, so that equal columns shrink together.
-        step = min(over, widths[widest] - _COLUMN_MIN, max(1, len(able) and over // len(able)))
+        # The one that has most to give, a share at a time, so that equal columns shrink together.
+        widest = max(able, key=lambda place: widths[place] - columns[place].least)
+        step = min(over, widths[widest] - columns[widest].least, max(1, over // len(able)))
         widths[widest] -= step
         over -= step
 

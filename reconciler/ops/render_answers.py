@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -98,8 +99,8 @@ def _reason(row: Item) -> object:
 
 
 _LIST_COLUMNS: Final = (
-    Column("SESSION", lambda row: row["session_id"], shrinks=True),
-    Column("SUBMISSION", lambda row: row["submission_id"], shrinks=True),
+    Column("SESSION", lambda row: row["session_id"], shrinks=True, least=12),
+    Column("SUBMISSION", lambda row: row["submission_id"], shrinks=True, least=12),
     Column("STATE", _state, coloured=True),
     Column("REASON", _reason, shrinks=True),
     Column("ADMITTED", lambda row: when(row["admitted_at"])),
@@ -406,28 +407,35 @@ def _tail(payload: Payload, style: Style) -> list[str]:
 
 _PROBLEMS_SHOWN: Final = 20
 
+_VERDICT_COLUMNS: Final = (
+    Column("FILE", lambda row: row["file"].rpartition("/")[2], shrinks=True, least=40),
+    Column("SUBMISSION", lambda row: row["submission_id"], shrinks=True, least=9),
+    Column("STATE", lambda row: row["state"], coloured=True),
+    Column("DETAIL", lambda row: row["detail"]),
+    Column("DECIDED BY", lambda row: row["deciding_entry_id"], shrinks=True, least=9),
+    Column("OPEN CALLS", lambda row: ", ".join(row["unresolved_tool_calls"]), shrinks=True, least=10),
+    Column("STOPPED BY", lambda row: row["stopped_by"]),
+    Column("DAMAGE", lambda row: row["integrity"]),
+)
 
-def _files(payload: Payload, style: Style) -> list[str]:
-    rows = [{**submission, "file": file["file"]} for file in payload["files"] for submission in file["submissions"]]
+
+def _verdicts(payload: Payload) -> list[dict[str, Any]]:
+    return [{**submission, "file": file["file"]} for file in payload["files"] for submission in file["submissions"]]
+
+
+def _inspect(payload: Payload, style: Style) -> list[str]:
+    lines = table(_verdicts(payload), _VERDICT_COLUMNS, style)
+    lines += [
+        f"{plain(file['file'])}: no prompt that waits for an outcome"
+        for file in payload["files"]
+        if not file["submissions"]
+    ]
+    return [*lines, *_problems(payload, style)]
+
+
+def _problems(payload: Payload, style: Style) -> list[str]:
     lines: list[str] = []
-    if rows:
-        lines += table(
-            rows,
-            (
-                Column("FILE", lambda row: row["file"], shrinks=True),
-                Column("SUBMISSION", lambda row: row["submission_id"], shrinks=True),
-                Column("STATE", lambda row: row["state"], coloured=True),
-                Column("DETAIL", lambda row: row["detail"]),
-                Column("DECIDED BY", lambda row: row["deciding_entry_id"], shrinks=True),
-                Column("OPEN CALLS", lambda row: ", ".join(row["unresolved_tool_calls"]), shrinks=True),
-                Column("STOPPED BY", lambda row: row["stopped_by"]),
-                Column("DAMAGE", lambda row: row["integrity"], shrinks=True),
-            ),
-            style,
-        )
     for file in payload["files"]:
-        if not file["submissions"]:
-            lines.append(f"{plain(file['file'])}: no prompt that waits for an outcome")
         shown = file["problems"][:_PROBLEMS_SHOWN]
         for problem in shown:
             place = plain(file["file"]) if problem["line"] is None else f"{plain(file['file'])}:{problem['line']}"
@@ -440,9 +448,24 @@ def _files(payload: Payload, style: Style) -> list[str]:
 
 def _import(payload: Payload, style: Style) -> list[str]:
     counts = payload["imported"]
-    verb = "would import" if payload.get("dry_run") else "imported"
-    summary = f"{verb} {counts['sessions']} sessions, {counts['entries']} entries, {counts['submissions']} submissions"
-    return [*_files(payload, style), "", style.bold(summary)]
+    verdicts = _verdicts(payload)
+    states = Counter(str(verdict["state"]) for verdict in verdicts)
+    lines = table([verdict for verdict in verdicts if verdict["integrity"]], _VERDICT_COLUMNS, style)
+    lines += _problems(payload, style)
+    if lines:
+        lines.append("")
+    verb = "would import" if payload["dry_run"] else "imported"
+    done = f"{counts['sessions']} sessions, {counts['entries']} entries, {counts['submissions']} submissions"
+    lines.append(style.bold(f"{verb} {done}"))
+    if states:
+        lines.append("their prompts: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+    if counts["owned"]:
+        lines.append(f"sessions that {'would be' if payload['dry_run'] else 'are'} native now: {len(counts['owned'])}")
+    if counts["late_evidence"]:
+        lines.append(f"evidence came after the outcome of: {plain(', '.join(counts['late_evidence'][:20]))}")
+    if payload["failed"]:
+        lines.append(style.paint(f"{payload['failed']} files could not be imported", 31))
+    return lines
 
 
 # --- work ------------------------------------------------------------------------------------------------------------
@@ -546,7 +569,7 @@ RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType(
         "show": _show,
         "explain": _explain,
         "tail": _tail,
-        "inspect": _files,
+        "inspect": _inspect,
         "import": _import,
         "once": _once,
         "submit": _submit,

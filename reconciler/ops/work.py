@@ -147,7 +147,8 @@ def once(asked: Asked) -> Reply:
             time.sleep(min(left, _WAIT_MAX_S))
         report = _together(report, run(asked["limit"]))
     payload = report.as_json()
-    needs_person = report.held or report.conflicts or report.set_aside
+    # A dry run holds nothing.
+    needs_person = not asked.dry_run and (report.held or report.conflicts or report.set_aside)
     return Reply(dict(payload), EXIT_NEEDS_PERSON if needs_person else 0)
 
 

@@ -30,7 +30,9 @@ _PROGRESS_LINES_EVERY_S: Final = 10.0
 def style_of(stream: TextIO) -> Style:
     """Return how text is set on *stream*: fitted and coloured on a terminal, plain and uncut elsewhere."""
     if not _is_terminal(stream):
-        return Style(WIDTH_PIPED, colour=False)
+        # Uncut, so that nothing is lost to a pipe; COLUMNS, which shells do not export by themselves, asks for less.
+        columns = os.environ.get("COLUMNS", "")
+        return Style(int(columns) if columns.isdecimal() and 0 < len(columns) < 6 else WIDTH_PIPED, colour=False)
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return Style(shutil.get_terminal_size((100, _HEIGHT)).columns, colour=colour)
 
