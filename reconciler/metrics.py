@@ -73,8 +73,9 @@ class Metrics:
         """Load the Prometheus client and begin to count."""
         if self.enabled:
             return
-        import prometheus_client as prometheus
+        import prometheus_client
 
+        prometheus: Any = prometheus_client
         prometheus.disable_created_metrics()
         registry = prometheus.CollectorRegistry(auto_describe=True)
         for name, metric in METRICS.items():

@@ -1,0 +1,112 @@
+"""The clock: calls functions at intervals. APScheduler 3 with its jobs in memory, and a guard by the monotonic clock.
+
+APScheduler goes by the wall clock: set back by an hour, it would call nobody for an hour. The guard, asked from the
+pass loop, finds a function that is late by the monotonic clock and has it called at once. What is due is never decided
+here: the ledger and the rows' own columns are the truth, so a call too many finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from reconciler.log import emit
+
+# Late by less than this is nobody's fault.
+_SLACK_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Called:
+    interval_s: float
+    function: Callable[[], None]
+    jitter: float
+    # By the monotonic clock; None before the first call.
+    began_at: float
+    running: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Clock:
+    """Calls functions at intervals, each in a thread of a small pool, never the same twice at once."""
+
+    def __init__(self, *, threads: int = 3, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._called: dict[str, _Called] = {}
+        self._scheduler: Any = BackgroundScheduler(
+            jobstores={"default": MemoryJobStore()},
+            executors={"default": ThreadPoolExecutor(threads)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone=UTC,
+        )
+
+    def every(self, name: str, interval_s: float, function: Callable[[], None], *, jitter: float = 0.0) -> None:
+        """Call *function* now and then every *interval_s*, give or take the share *jitter*; again under the same name
+        replaces the interval."""
+        if name in self._called:
+            called = self._called[name]
+            called.interval_s, called.jitter = interval_s, jitter
+            self._scheduler.reschedule_job(name, trigger=self._trigger(interval_s, jitter))
+            return
+        called = self._called[name] = _Called(interval_s, function, jitter, self._monotonic())
+        self._scheduler.add_job(
+            self._call,
+            self._trigger(interval_s, jitter),
+            args=[called],
+            id=name,
+            name=name,
+            next_run_time=datetime.now(UTC),
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._scheduler.start()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Call nobody any more; with *wait*, come back when those who were called are done."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=wait)
+
+    def now(self, name: str) -> None:
+        """Have *name* called at once, unless it is being called."""
+        self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
+
+    def check(self) -> list[str]:
+        """Have everybody called who is late by the monotonic clock; return their names."""
+        late = []
+        for name, called in list(self._called.items()):
+            with called.guard:
+                since = self._monotonic() - called.began_at
+                is_late = not called.running and since > called.interval_s * (1 + called.jitter) + _SLACK_S
+                if is_late:
+                    # Once per interval, however often it is checked.
+                    called.began_at = self._monotonic()
+            if is_late:
+                emit("clock.stepped", job=name, late_s=round(since - called.interval_s, 3))
+                self.now(name)
+                late.append(name)
+        return late
+
+    @staticmethod
+    def _trigger(interval_s: float, jitter: float) -> Any:
+        return IntervalTrigger(
+            seconds=max(interval_s, 0.001), jitter=interval_s * jitter if jitter else None, timezone=UTC
+        )
+
+    def _call(self, called: _Called) -> None:
+        with called.guard:
+            called.running, called.began_at = True, self._monotonic()
+        try:
+            called.function()
+        finally:
+            with called.guard:
+                called.running = False

@@ -1,0 +1,83 @@
+"""One connection of a daemon's own: whether the database answers on it, without a pool that would hide a reconnect.
+
+Knows nothing of time: how long it has been up is counted by who holds it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.engine import Engine
+
+from reconciler.errors import DatabaseUnavailable
+from reconciler.store.dialect import is_postgresql, translate_error
+from reconciler.store.engine import name_of, sqlite_path
+
+
+class Link:
+    """A held connection. Used by one thread at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._path = None if is_postgresql(engine) else sqlite_path(engine.url)
+        self._conn: Any = None
+        self._file: tuple[int, int] | None = None
+
+    def ping(self) -> bool:
+        """Ask the database for an answer; return whether the connection had to be made for it.
+
+        Raises:
+            ReconcilerError: it did not answer, typed; the connection is closed.
+        """
+        made = self._conn is None
+        try:
+            if self._conn is None:
+                self._conn = self._connect()
+            self._conn.execute("SELECT 1").fetchone()
+            self._require_same_file()
+        except Exception as error:
+            self.close()
+            if isinstance(error, sa_exc.SQLAlchemyError | sqlite3.Error) or hasattr(error, "sqlstate"):
+                raise translate_error(error, name_of(self._engine)) from error
+            raise
+        return made
+
+    def close(self) -> None:
+        """Close the connection; the next ping makes another."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with suppress(Exception):  # a connection that is broken already
+                conn.close()
+
+    def _connect(self) -> Any:
+        pooled = self._engine.raw_connection()
+        # Out of the pool for good: what is held here is nobody else's.
+        pooled.detach()
+        conn: Any = pooled.driver_connection
+        if self._path is None:
+            conn.autocommit = True
+        else:
+            self._file = _identity(self._path)
+        return conn
+
+    def _require_same_file(self) -> None:
+        # SQLite: a file that was replaced below us (a backup put back) would go on being used, unlinked.
+        if self._path is not None and _identity(self._path) != self._file:
+            self._engine.dispose()
+            raise DatabaseUnavailable(
+                f"could not use {name_of(self._engine)}: its file was replaced or removed",
+                detail={"kind": "connection_lost"},
+                hint="put it back; the connections are made anew",
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
