@@ -42,6 +42,7 @@ ROWS: list[tuple[str, Sequence[SessionEntry], Detail, str | None, tuple[str, ...
     ("a signal as the input", [user("x", role="signal")], Detail.INPUT_ONLY, "x", ()),
     ("a result of a lost call", [IN, result("r", "t1")], Detail.ORPHAN_RESULT, "r", ()),
     ("a result that names no call", [IN, result("r", None)], Detail.ORPHAN_RESULT, "r", ()),
+    ("two results of lost calls: the first", [IN, result("r", "t1"), result("s", "t2")], Detail.ORPHAN_RESULT, "r", ()),
     ("a result of a call before", [assistant("a", None, "t1"), IN, result("r", "t1")], Detail.INPUT_ONLY, "in", ()),
     (
         "a second result of a call before",

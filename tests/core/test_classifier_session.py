@@ -190,6 +190,17 @@ def test_a_late_leaf_goes_round_no_cycle() -> None:
     assert inspect_session(entries, "in", SUBMISSION, ATTEMPT).detail == Detail.INPUT_ONLY
 
 
+def test_a_late_leaf_goes_round_no_cycle_above_the_input() -> None:
+    entries = [at(user("in", attempt_id=ATTEMPT), "a"), at(assistant("a", "stop", attempt_id=ATTEMPT), "in")]
+    inspection = inspect_session(entries, "in", SUBMISSION, ATTEMPT)
+    assert (Detail.RESPONSE_FINISHED, None) == (inspection.detail, inspection.integrity)
+
+
+def test_damage_above_a_late_leaf_holds_even_if_the_input_is_below_it() -> None:
+    entries = linear(other("x"), user("in", attempt_id=ATTEMPT), below="nowhere")
+    assert inspect_session(entries, "x", SUBMISSION, ATTEMPT).integrity == Damage.MISSING_PARENT.value
+
+
 def test_an_unreadable_entry_of_the_attempt_holds() -> None:
     assert _late(other("u", "unreadable")).integrity == Damage.UNREADABLE_ENTRY.value
 
@@ -241,6 +252,30 @@ def test_a_result_on_a_branch_ends_the_turn_only_if_all_of_its_kind_do() -> None
     # On a path, its own result counts.
     assert _inspect(two, "r").detail == Detail.TURN_ENDED_BY_TOOL
     assert _inspect(two, "s").detail == Detail.TOOL_RESULTS_READY
+
+
+CALL = assistant("a", "tool_use", "t1")
+FILLER = assistant("x", None, "t9", is_synthetic=True)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [assistant("x", "error", "t9"), CALL],
+        [FILLER, CALL],
+        [assistant("o", "error", "t9"), result("q", "t9"), CALL, FILLER],
+    ],
+    ids=["an older call", "a filler before", "a filler after"],
+)
+def test_results_of_calls_outside_the_batch_say_nothing_about_its_end(calls: list[SessionEntry]) -> None:
+    path = linear(IN, *calls, result("r", "t1", ends_turn=True), result("r9", "t9", ends_turn=True))
+    inspection = _inspect([*path, at(result("s9", "t9"), "x")], "r9")
+    assert inspection.detail == Detail.TURN_ENDED_BY_TOOL
+
+
+def test_evidence_leaves_out_calls_that_results_of_branches_close() -> None:
+    inspection = _inspect([*SPLIT, at(result("r2", "t2"), "b")], "c")
+    assert ["t1", "t3"] == [call.call_id for call in turn_evidence(SPLIT, inspection).open_calls]
 
 
 def test_the_path_has_results_of_branches_behind_their_calls() -> None:
@@ -438,6 +473,17 @@ def test_a_sound_and_finished_turn_wants_nothing_more() -> None:
     settlement = settled()
     walk = LeafWalk("x", SUBMISSION)
     assert not facts_wanted(walk, inspect_walk(walk, SUBMISSION, settlement=settlement))
+
+
+@pytest.mark.parametrize(("call_id", "expected"), [("t1", {FactsWanted.CALLS_ABOVE}), (None, set())])
+def test_an_orphan_result_wants_the_calls_above_if_it_names_one(
+    call_id: str | None, expected: set[FactsWanted]
+) -> None:
+    walk = LeafWalk("r", SUBMISSION)
+    walk.feed(linear(IN, result("r", call_id), below="above"))
+    assert expected == facts_wanted(walk, inspect_walk(walk, SUBMISSION))
+    walk.end()
+    assert not facts_wanted(walk, inspect_walk(walk, SUBMISSION))
 
 
 def test_a_linear_session_is_inspected_as_its_path() -> None:

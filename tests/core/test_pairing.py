@@ -32,6 +32,11 @@ def test_every_result_of_a_tree_pairs_as_on_its_own_path() -> None:
             assert (None if call is None else (own[call[0]].id, call[1])) == (
                 None if found is None else (pairing.nodes[found[0]].id, found[1])
             ), seed
+            if entry.role == "tool_result" and entry.kind == "message" and not entry.is_sidechain:
+                called = {i for e in own if e.role == "assistant" and not e.is_sidechain for i in e.tool_call_ids}
+                fillers = {i for e in own if e.is_synthetic for i in e.tool_call_ids}
+                if entry.tool_call_id not in fillers:
+                    assert (entry.tool_call_id not in called) == (node in pairing.orphans), seed
 
 
 def test_a_path_without_branches_is_paired_as_a_path() -> None:
