@@ -251,7 +251,8 @@ class ValidPath:
 
     items: tuple[SessionEntry | SyntheticResult, ...]
     added: tuple[SyntheticResult, ...] = ()
-    left_out: tuple[str, ...] = ()  # ids of results that were left out
+    # Ids of what was left out: further results, results without a call, a sub-agent's messages.
+    left_out: tuple[str, ...] = ()
 
 
 # --- limits --------------------------------------------------------------------------------------------------------
