@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -17,7 +18,7 @@ from reconciler.service.attempt import Attempt
 from reconciler.service.reconcile import Judge, PassReport, reconcile_once
 from reconciler.service.runner import Runner
 from reconciler.store.dialect import db_now
-from reconciler.store.engine import begin, make_engine, read
+from reconciler.store.engine import begin, make_engine, read, run_transaction
 from reconciler.store.schema import attempts, metadata, sessions, submissions
 
 # The other numbers are the defaults; without a wait between tries a test waits for nothing.
@@ -149,22 +150,18 @@ class Bench:
     @contextmanager
     def lost_answer(self, times: int = 1) -> Iterator[Callable[[], int]]:
         """Lose the connection between COMMIT and answer, for the next *times* calls. Yields how many were lost."""
-        real = runner_module.run_transaction
         lost = 0
 
         def losing(*arguments: Any, **settings: Any) -> Any:
             nonlocal lost
-            answer = real(*arguments, **settings)
+            answer = run_transaction(*arguments, **settings)
             if lost < times:
                 lost += 1
                 raise DatabaseUnavailable("the connection was lost", detail={"kind": "connection_lost"})
             return answer
 
-        runner_module.run_transaction = losing
-        try:
+        with mock.patch.object(runner_module, "run_transaction", losing):
             yield lambda: lost
-        finally:
-            runner_module.run_transaction = real
 
 
 def answer(text: str = "done", **more: Any) -> NewEntry:

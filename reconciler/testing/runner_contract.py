@@ -1168,7 +1168,7 @@ class RunnerContract:
             runner.submit("s", "a", {})
         assert 1 == len(bench.rows(submissions))
 
-    # --- sub-turns -------------------------------------------------------------------------------------------------------
+    # --- sub-turns ----------------------------------------------------------------------------------------------------
 
     def test_a_second_retrieval_is_paid_at_the_beginning_and_reported_once(self, bench: Bench, runner: Runner) -> None:
         attempt = self._with_real_sub_turn(bench, runner)
