@@ -181,7 +181,7 @@ def _import_file(
                 work.own(imported)
             total.add(imported)
             done.append(imported)
-    listed = list(file_payloads(file.name, result, detection, all_prompts=options.all_prompts))
+    listed = list(file_payloads(file.name, result, detection, all_prompts=options.all_prompts, progress=progress))
     for payload, imported in zip(listed, done, strict=False):
         payload["imported"] = {**imported.payload(), "unchanged": imported.unchanged}
     return listed

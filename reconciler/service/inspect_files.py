@@ -11,16 +11,25 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from reconciler.core.classifier import inspect_session
-from reconciler.core.model import KIND_MESSAGE, ROLE_SIGNAL, ROLE_USER, Inspection, SessionEntry
+from reconciler.core.model import Inspection
+from reconciler.core.terms import is_canonical_input
 from reconciler.errors import ReconcilerError
-from reconciler.importers.base import ImportedSession, ImportedSubmission, ImportResult, NullSink, PayloadSink, Source
+from reconciler.importers.base import (
+    ImportedEntry,
+    ImportedSession,
+    ImportedSubmission,
+    ImportResult,
+    NullSink,
+    PayloadSink,
+    Source,
+)
 from reconciler.importers.detect import AUTO, Detection, detect, importer_for
 from reconciler.importers.files import SessionFile, opened, session_files
 
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far a long work on a file is: bytes while it is ``reading``, entries while it is ``storing``."""
+    """How far a long work on a file is: bytes ``reading``, prompts ``inspecting``, entries ``storing``."""
 
     file: str
     done: int
@@ -60,7 +69,7 @@ def inspect_paths(
                 raise
             files.append(unreadable_payload(name, error))
             continue
-        files.extend(file_payloads(name, result, detection, all_prompts=all_prompts))
+        files.extend(file_payloads(name, result, detection, all_prompts=all_prompts, progress=progress))
     return {"files": files}
 
 
@@ -97,7 +106,12 @@ def read_file(
 
 
 def file_payloads(
-    name: str, result: ImportResult, detection: Detection, *, all_prompts: bool = False
+    name: str,
+    result: ImportResult,
+    detection: Detection,
+    *,
+    all_prompts: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the payload of a file, one for each session in it, and one where there is none."""
     problems = [{"line": problem.line, "code": problem.code, "message": problem.message} for problem in result.problems]
@@ -115,7 +129,7 @@ def file_payloads(
             "entry_count": len(session.entries),
             "problems": problems,
             **counts,
-            "submissions": submission_payloads(session, all_prompts=all_prompts),
+            "submissions": list(_verdicts(name, session, all_prompts=all_prompts, progress=progress)),
         }
     if not result.sessions:
         problems.append({"line": None, "code": "no_session", "message": "the file holds no session"})
@@ -135,48 +149,35 @@ def unreadable_payload(name: str, error: ReconcilerError) -> dict[str, Any]:
     }
 
 
-def submission_payloads(session: ImportedSession, *, all_prompts: bool) -> list[dict[str, Any]]:
-    """Return the verdict on each prompt of a session, or on the pending ones only."""
+def _verdicts(
+    name: str, session: ImportedSession, *, all_prompts: bool, progress: ProgressCallback | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the verdict on each prompt of a session, or on the pending ones only."""
+    by_id = {imported.entry.id: imported for imported in session.entries}
     entries = [imported.entry for imported in session.entries]
-    by_id = {imported.entry.id: imported for imported in reversed(session.entries)}
-    write_ahead = {entry_id: imported.write_ahead for entry_id, imported in by_id.items()}
-    return [
-        _payload(session, submission, _inspect(session, entries, submission, write_ahead))
-        for submission in session.submissions
-        if all_prompts or submission.is_pending
-    ]
+    wanted = [submission for submission in session.submissions if all_prompts or submission.is_pending]
+    for number, submission in enumerate(wanted, 1):
+        found = inspect_session(
+            entries,
+            session.leaf_entry_id,
+            submission.submission_id,
+            write_ahead=_is_write_ahead(by_id, session.leaf_entry_id, submission.submission_id),
+            leaf_known_empty=session.leaf_known_empty,
+        )
+        yield _payload(session, submission, found)
+        if progress is not None:
+            progress(FileProgress(name, number, len(wanted), "inspecting"))
 
 
-def _inspect(
-    session: ImportedSession,
-    entries: list[SessionEntry],
-    submission: ImportedSubmission,
-    write_ahead: Mapping[str, bool | None],
-) -> Inspection:
-    return inspect_session(
-        entries,
-        session.leaf_entry_id,
-        submission.submission_id,
-        write_ahead=turn_write_ahead(entries, session.leaf_entry_id, submission.submission_id, write_ahead),
-        leaf_known_empty=session.leaf_known_empty,
-    )
-
-
-def turn_write_ahead(
-    entries: Iterable[SessionEntry], leaf: str | None, submission_id: str, write_ahead: Mapping[str, bool | None]
-) -> bool:
+def _is_write_ahead(by_id: Mapping[str, ImportedEntry], leaf: str | None, submission_id: str) -> bool:
     """Return R12: whether all entries of the active path from the input on are known to be write-ahead."""
-    by_id = {entry.id: entry for entry in entries}
     seen: set[str] = set()
     at = by_id.get(leaf) if leaf is not None else None
-    while at is not None and at.id not in seen:
-        seen.add(at.id)
-        if write_ahead.get(at.id) is not True:
-            return False
-        is_input = at.kind == KIND_MESSAGE and at.role in (ROLE_USER, ROLE_SIGNAL)
-        if is_input and at.submission_id == submission_id and not at.is_synthetic and not at.is_sidechain:
+    while at is not None and at.write_ahead is True and at.entry.id not in seen:
+        seen.add(at.entry.id)
+        if is_canonical_input(at.entry, submission_id):
             return True
-        at = by_id.get(at.parent_id) if at.parent_id is not None else None
+        at = by_id.get(at.entry.parent_id) if at.entry.parent_id is not None else None
     return False
 
 
