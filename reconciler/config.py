@@ -21,8 +21,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from reconciler.core.jobs import Job
 from reconciler.core.model import DEFAULT_LIMITS, Limits
-from reconciler.errors import ConfigurationInvalid
+from reconciler.errors import ConfigurationInvalid, InvalidInput
+from reconciler.service.settings import DEFAULT_DAEMON, DaemonSettings, daemon_faults
 
 ENV_PREFIX: Final = "RECONCILER_"
 SYSTEM_FILE: Final = Path("/etc/reconciler/config.toml")
@@ -74,6 +76,9 @@ class Settings:
     hints: bool = True
     limits: Limits = DEFAULT_LIMITS
     log: LogSettings = field(default_factory=LogSettings)
+    daemon: DaemonSettings = DEFAULT_DAEMON
+    # In the order of the file.
+    jobs: tuple[Job, ...] = ()
     # The file that was read, None where there is none.
     config_file: Path | None = None
     # setting -> where its value comes from; a setting that isn't here has its default.
@@ -93,7 +98,19 @@ class Flags:
 # --- the known names -------------------------------------------------------------------------------------------------
 
 _LIMIT_FIELDS: Final = MappingProxyType({item.name: item for item in dataclasses.fields(Limits)})
-_TOP_KEYS: Final = ("database_url", "context", "schema", "operator", "hints", "contexts", "limits", "log")
+_DAEMON_FIELDS: Final = MappingProxyType({item.name: item for item in dataclasses.fields(DaemonSettings)})
+_TOP_KEYS: Final = (
+    "database_url",
+    "context",
+    "schema",
+    "operator",
+    "hints",
+    "contexts",
+    "limits",
+    "log",
+    "daemon",
+    "jobs",
+)
 _CONTEXT_KEYS: Final = ("url", "url_env", "production")
 _LOG_KEYS: Final = ("level", "format")
 # Variables beside the limits, and the setting each of them sets.
@@ -112,13 +129,16 @@ _VARIABLES: Final = MappingProxyType(
 _LIMIT_VARIABLES: Final = MappingProxyType(
     {f"{ENV_PREFIX}LIMITS_{name.upper()}": f"limits.{name}" for name in _LIMIT_FIELDS}
 )
+_DAEMON_VARIABLES: Final = MappingProxyType(
+    {f"{ENV_PREFIX}DAEMON_{name.upper()}": f"daemon.{name}" for name in _DAEMON_FIELDS}
+)
 # For the tests of programs that use this one.
 _RESERVED_PREFIX: Final = "RECONCILER_TEST_"
 
 
 def environment_variables() -> Mapping[str, str]:
     """Return every variable that is read, and the setting it sets."""
-    return {**_VARIABLES, **_LIMIT_VARIABLES}
+    return {**_VARIABLES, **_LIMIT_VARIABLES, **_DAEMON_VARIABLES}
 
 
 def default_config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -190,10 +210,13 @@ def load(flags: Flags | None = None, environ: Mapping[str, str] | None = None) -
     sources: dict[str, str] = {}
     path, document = _read_file(flags, environ)
     contexts: dict[str, NamedContext] = {}
+    jobs: list[Job] = []
     if path is not None:
         _take_document(document, f'the file "{path}"', values, sources, contexts, faults)
+        jobs = _jobs(document.get("jobs", {}), f'the file "{path}"', faults)
     _take_environment(environ, contexts, values, sources, faults)
     limits = _limits(values, sources, faults)
+    daemon = _daemon(values, sources, faults)
     log = LogSettings(level=values.get("log.level", "info"), format=values.get("log.format", "auto"))
     faults.raise_if_any()
     url, source, context = _choose_database(flags, environ, values, sources, contexts)
@@ -211,6 +234,8 @@ def load(flags: Flags | None = None, environ: Mapping[str, str] | None = None) -
         hints=flags.hints if flags.hints is not None else values.get("hints", True),
         limits=limits,
         log=log,
+        daemon=daemon,
+        jobs=tuple(jobs),
         config_file=path,
         sources=MappingProxyType(sources),
     )
@@ -269,6 +294,14 @@ def _take_document(
                         faults.unknown("limit", name, _LIMIT_FIELDS, where)
                         continue
                     values[f"limits.{name}"], sources[f"limits.{name}"] = limit, where
+            case "daemon":
+                for name, setting in _table(value, "daemon", where, faults).items():
+                    if name not in _DAEMON_FIELDS:
+                        faults.unknown("key of [daemon]", name, _DAEMON_FIELDS, where)
+                        continue
+                    values[f"daemon.{name}"], sources[f"daemon.{name}"] = setting, where
+            case "jobs":
+                pass  # read by themselves, below
             case "log":
                 for name, setting in _table(value, "log", where, faults).items():
                     if name not in _LOG_KEYS:
@@ -331,13 +364,18 @@ def _take_environment(
         if variable in _LIMIT_VARIABLES:
             key = _LIMIT_VARIABLES[variable]
             values[key], sources[key] = _from_text(_LIMIT_FIELDS[key.removeprefix("limits.")].type, text), where
+        elif variable in _DAEMON_VARIABLES:
+            key = _DAEMON_VARIABLES[variable]
+            kind = _DAEMON_FIELDS[key.removeprefix("daemon.")].type
+            values[key], sources[key] = text if kind == "str" else _from_text(kind, text), where
         elif variable in _VARIABLES:
             key = _VARIABLES[variable]
             # Set and empty means not set, as in most programs.
             if text and key != "config":
                 _take(key, _from_text("bool", text) if key == "hints" else text, where, values, sources, faults)
         else:
-            faults.unknown("variable", variable, [*_VARIABLES, *_LIMIT_VARIABLES], "the environment")
+            known = [*_VARIABLES, *_LIMIT_VARIABLES, *_DAEMON_VARIABLES]
+            faults.unknown("variable", variable, known, "the environment")
 
 
 _WORDS: Final = MappingProxyType(
@@ -462,6 +500,57 @@ def limit_conflicts(limits: Limits) -> list[tuple[str, str]]:
     if limits.backoff_jitter > 1:
         faults.append((f"limit backoff_jitter = {limits.backoff_jitter:g} is above 1", "a share between 0 and 1"))
     return faults
+
+
+# --- the daemon and its jobs -----------------------------------------------------------------------------------------
+
+
+def _daemon(values: Mapping[str, Any], sources: Mapping[str, str], faults: _Faults) -> DaemonSettings:
+    given: dict[str, Any] = {}
+    before = len(faults.items)
+    for name, item in _DAEMON_FIELDS.items():
+        key = f"daemon.{name}"
+        if key not in values:
+            continue
+        value = values[key]
+        if not _is_of(item.type, value):
+            words = {"bool": "neither true nor false", "str": "no text", "int": "no whole number", "float": "no number"}
+            faults.add(
+                f'"{key}" in {sources[key]} is {words[str(item.type)]}: {value!r:.100}', f"see {key} in the docs"
+            )
+            continue
+        given[name] = float(value) if item.type == "float" else value
+    settings = dataclasses.replace(DEFAULT_DAEMON, **given)
+    if len(faults.items) == before:
+        for fault in daemon_faults(settings):
+            faults.add(*fault)
+    return settings
+
+
+def _is_of(type_name: object, value: object) -> bool:
+    if isinstance(value, bool) or type_name == "bool":
+        return isinstance(value, bool) and type_name == "bool"
+    if type_name == "float":
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int if type_name == "int" else str)
+
+
+def _jobs(tables: Any, where: str, faults: _Faults) -> list[Job]:
+    if not tables:
+        return []
+    from reconciler.service.job_table import JOBS_MAX, job_from_table
+
+    found = _table(tables, "jobs", where, faults)
+    if len(found) > JOBS_MAX:
+        faults.add(f"{where} has {len(found)} jobs, more than {JOBS_MAX}", "fewer jobs")
+        return []
+    jobs = []
+    for name, table in found.items():
+        try:
+            jobs.append(job_from_table(name, _table(table, f"jobs.{name}", where, faults)))
+        except InvalidInput as error:
+            faults.add(f"{error.message} ({where})", error.hint or "")
+    return jobs
 
 
 # --- which database --------------------------------------------------------------------------------------------------
