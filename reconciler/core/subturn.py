@@ -17,7 +17,6 @@ from numbers import Real
 from typing import Final
 
 from reconciler.core.model import (
-    MARKER_ID_PREFIX,
     CallDispatch,
     Detail,
     Inspection,
@@ -274,14 +273,6 @@ MARKER_TEXT_UNKNOWN: Final = (
 def marker_text(dispatch: CallDispatch) -> str:
     """Return what the model is told of a call that recovery closes: a call is never run again by recovery itself."""
     return MARKER_TEXT_NOT_STARTED if dispatch is CallDispatch.NOT_STARTED else MARKER_TEXT_UNKNOWN
-
-
-def marker_entry_id(entry_id: str, position: int) -> str:
-    """Return the id of the marker that closes call *position* of the message *entry_id*.
-
-    The length (in characters) makes ids unique: entry ids may contain colons and digits themselves.
-    """
-    return f"{MARKER_ID_PREFIX}{len(entry_id)}:{entry_id}:{position}"
 
 
 # --- the resume plan -----------------------------------------------------------------------------------------------

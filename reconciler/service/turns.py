@@ -43,7 +43,8 @@ from reconciler.core.states import (
     ResumeMode,
     SubmissionStatus,
 )
-from reconciler.core.subturn import ResumePlan, marker_entry_id, marker_text
+from reconciler.core.subturn import ResumePlan, marker_text
+from reconciler.core.terms import tool_marker_entry_id
 from reconciler.errors import Conflict, InvalidInput, NotBegun, StoreConflict
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.resume import answer_entry_id, unresolved_calls
@@ -268,7 +269,7 @@ def _calls_to_close(path: Sequence[SessionEntry], held: Held, plan: ResumePlan |
 
 def _marker(call: OpenCall) -> PreparedEntry:
     return PreparedEntry(
-        id=marker_entry_id(call.entry_id, call.position),
+        id=tool_marker_entry_id(call.entry_id, call.position),
         payload=canonical_json({"dispatch": call.dispatch.value, "text": marker_text(call.dispatch)}),
         role=ROLE_TOOL_RESULT,
         tool_call_id=call.call_id,

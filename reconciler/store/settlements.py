@@ -19,13 +19,13 @@ from reconciler.core.model import (
     KIND_MESSAGE,
     KIND_SUBMISSION_SETTLED,
     ROLE_TOOL_RESULT,
-    SETTLEMENT_ID_PREFIX,
     Decision,
     Inspection,
     OpenCall,
 )
 from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, SubmissionStatus
-from reconciler.core.subturn import ResumePlan, marker_entry_id, marker_text
+from reconciler.core.subturn import ResumePlan, marker_text
+from reconciler.core.terms import submission_settlement_entry_id, tool_marker_entry_id
 from reconciler.errors import InvalidInput
 from reconciler.store import settlement_sql as sql
 from reconciler.store.dialect import is_postgresql
@@ -131,11 +131,6 @@ class Refused:
     session_id: str
     submission_id: str
     reason: RefusedReason
-
-
-def submission_settlement_entry_id(submission_id: str) -> str:
-    """Return the id of the settlement entry that we write for a submission."""
-    return SETTLEMENT_ID_PREFIX + submission_id
 
 
 def apply_decisions(
@@ -269,7 +264,7 @@ def _add_entries(rows: sql.Rows, write: DecisionWrite, offset: int) -> int:
     number = offset
     for call in settlement.calls_to_close:
         number += 1
-        marker_id = marker_entry_id(call.entry_id, call.position)
+        marker_id = tool_marker_entry_id(call.entry_id, call.position)
         rows.entries.append(
             sql.EntryRow(
                 session_id=write.session_id,

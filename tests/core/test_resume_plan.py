@@ -24,12 +24,12 @@ from reconciler.core.subturn import (
     MARKER_TEXT_UNKNOWN,
     ResumePlan,
     SubTurnOutcome,
-    marker_entry_id,
     marker_text,
     plan_resume,
     plan_sub_turn_loop,
     wants_sub_turn,
 )
+from reconciler.core.terms import tool_marker_entry_id
 from reconciler.errors import InvalidInput
 
 LONG = "the checkpoint of project/demo was lost while the queue drained"
@@ -127,12 +127,12 @@ def test_a_marker_says_what_is_known_of_the_call() -> None:
 
 
 def test_a_markers_id_names_the_calls_entry_and_place() -> None:
-    assert "tool-marker:3:a:1:2" == marker_entry_id("a:1", 2)
+    assert "tool-marker:3:a:1:2" == tool_marker_entry_id("a:1", 2)
 
 
 @given(st.tuples(st.text(), st.integers(0, 99)), st.tuples(st.text(), st.integers(0, 99)))
 def test_marker_ids_of_two_calls_never_meet(one: tuple[str, int], other: tuple[str, int]) -> None:
-    assert (one == other) == (marker_entry_id(*one) == marker_entry_id(*other))
+    assert (one == other) == (tool_marker_entry_id(*one) == tool_marker_entry_id(*other))
 
 
 # --- the sub-turn --------------------------------------------------------------------------------------------------
