@@ -29,7 +29,7 @@ from reconciler.core.refine import (
     check_score,
     check_whole,
 )
-from reconciler.errors import ConfigurationInvalid, InvalidInput, LimitExceeded, NotFound, ReservedId
+from reconciler.errors import ConfigurationInvalid, InvalidInput, LimitExceeded, ReservedId
 from reconciler.store import refine as store
 from reconciler.store.engine import (
     DEFAULT_SETTINGS,
@@ -41,7 +41,9 @@ from reconciler.store.engine import (
     sqlite_path,
 )
 from reconciler.store.new_entries import require_id
-from reconciler.store.refine import Forgiven, KeyedCandidate
+from reconciler.store.refine import Forgiven
+from reconciler.store.refine_gate import KeyedCandidate, unknown_epoch, unknown_subject
+from reconciler.store.refine_gate import gate as store_gate
 
 T = TypeVar("T")
 
@@ -212,7 +214,7 @@ class RefineGate:
         if not keyed:
             self.status(subject, epoch=epoch)
             return ()
-        return self._act(lambda conn: store.gate(conn, subject, keyed, epoch=epoch), dry_run=dry_run, idempotent=True)
+        return self._act(lambda conn: store_gate(conn, subject, keyed, epoch=epoch), dry_run=dry_run, idempotent=True)
 
     def close(self, subject: str, *, epoch: int | None = None, dry_run: bool = False) -> ClosedEpoch:
         """Close the epoch named, else the subject's newest. A closed one stays as it is.
@@ -268,10 +270,7 @@ class RefineGate:
                 return _found(newest, subject)
             named = store.named_epoch(conn, subject, epoch)
         if named is None:
-            raise NotFound(
-                f'subject "{subject}" has no epoch {epoch}',
-                hint=f"its newest is {newest.epoch}; leave it out to mean it",
-            )
+            raise unknown_epoch(subject, epoch)
         return named
 
     def subjects(self, *, after: str = "", limit: int = 100) -> tuple[RefineEpoch, ...]:
@@ -386,7 +385,7 @@ class _DryRun(Exception):
 
 def _found(epoch: RefineEpoch | None, subject: str) -> RefineEpoch:
     if epoch is None:
-        raise store.unknown_subject(subject)
+        raise unknown_subject(subject)
     return epoch
 
 

@@ -1,8 +1,8 @@
-"""The durable refine gate's rows: epochs, steps, rejected edits, and what operators forgave.
+"""The durable refine gate's rows: epochs, rejected edits, what operators forgave, and reading it all back.
 
 Every function runs in the caller's transaction and may be run again with it. The subject's newest epoch is the lock of
 all that is kept of the subject: who steps, closes, forgives, trims or opens the next one holds that row first, and
-reads the rest in statements of its own after that. Verdicts come from ``core.refine.gate_step``; nothing here decides.
+reads the rest in statements of its own after that. Steps, the hot path, stand in ``refine_gate.py``.
 """
 
 from __future__ import annotations
@@ -10,44 +10,28 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Row
 
 from reconciler.core.canonical import canonical_json
 from reconciler.core.refine import (
     EditBudget,
-    GateAnswer,
     RefineEpoch,
     RefineVerdict,
     RejectedEdit,
     StepRecord,
-    gate_step,
 )
-from reconciler.errors import Conflict, EpochClosed, EpochOpen, InvalidInput, NotFound, StoreConflict
-from reconciler.store.dialect import db_now, in_list, insert_ignore, is_postgresql
+from reconciler.errors import EpochOpen, InvalidInput, StoreConflict
+from reconciler.store import refine_gate
+from reconciler.store.dialect import db_now, in_list, insert_ignore
+from reconciler.store.refine_gate import EVICT, busy, unknown_epoch, unknown_subject
 from reconciler.store.schema import audit, refine_epochs, refine_steps, rejected_edits
 from reconciler.store.types import UtcDateTime
 
-# A lock that waited may come back with an epoch that was closed, and followed, in between: it is looked for anew. Each
-# round needs that others closed and opened an epoch meanwhile.
-LOCK_ROUNDS_MAX: Final = 20
-
 FORGIVE_VERB: Final = "refine forgive"
 EVICT_VERB: Final = "refine evict"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedCandidate:
-    """A candidate with its step key, which the caller gave (``asked``) or the API made for this call."""
-
-    edit_id: str
-    score: float
-    step_key: str
-    asked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +48,6 @@ class Forgiven:
 _SUBJECT: Final[sa.BindParameter[Any]] = sa.bindparam("p_subject")
 _OF_SUBJECT: Final = refine_epochs.c.subject == _SUBJECT
 
-_OPEN: Final = sa.select(*refine_epochs.c).where(_OF_SUBJECT, refine_epochs.c.closed_at.is_(None)).with_for_update()
 _NAMED: Final = (
     sa.select(*refine_epochs.c).where(_OF_SUBJECT, refine_epochs.c.epoch == sa.bindparam("p_epoch")).with_for_update()
 )
@@ -97,14 +80,14 @@ def _epoch(row: Row[Any]) -> RefineEpoch:
 
 def _lock_newest(conn: Connection, subject: str) -> RefineEpoch | None:
     """Lock the subject's newest epoch; None where it has none."""
-    for _ in range(LOCK_ROUNDS_MAX):
+    for _ in range(refine_gate.LOCK_ROUNDS_MAX):
         row = conn.execute(_NEWEST_LOCKED, {"p_subject": subject}).one_or_none()
         if row is None:
             return None
         # The row was chosen before the lock was held: a newer one may stand there since.
         if conn.execute(_ALL_EPOCHS, {"p_subject": subject}).one().epoch == row.epoch:
             return _epoch(row)
-    raise _busy(subject)
+    raise busy(subject)
 
 
 def _lock_known(conn: Connection, subject: str) -> RefineEpoch:
@@ -114,34 +97,11 @@ def _lock_known(conn: Connection, subject: str) -> RefineEpoch:
     return found
 
 
-def _lock_asked(conn: Connection, subject: str, epoch: int | None) -> RefineEpoch | None:
-    """Lock the epoch that a step names, or the open one; None where there is none such."""
-    if epoch is not None:
-        row = conn.execute(_NAMED, {"p_subject": subject, "p_epoch": epoch}).one_or_none()
-        return None if row is None else _epoch(row)
-    for _ in range(LOCK_ROUNDS_MAX):
-        row = conn.execute(_OPEN, {"p_subject": subject}).one_or_none()
-        if row is not None:
-            return _epoch(row)
-        # Nothing, or what was open got closed while the lock was waited for: look whether the next one is open.
-        newest = conn.execute(_NEWEST, {"p_subject": subject}).one_or_none()
-        if newest is None or newest.closed_at is not None:
-            return None
-    raise _busy(subject)
-
-
-def _busy(subject: str) -> StoreConflict:
-    return StoreConflict(
-        f'could not lock the refine subject "{subject}": its epochs are closed and opened faster than that',
-        hint="try again",
-    )
-
-
-def unknown_subject(subject: str) -> NotFound:
-    """Return the error for a subject without an epoch."""
-    return NotFound(
-        f'there is no refine subject "{subject}" in this database', hint="open its first epoch, with a baseline score"
-    )
+def _lock_named(conn: Connection, subject: str, epoch: int) -> RefineEpoch:
+    row = conn.execute(_NAMED, {"p_subject": subject, "p_epoch": epoch}).one_or_none()
+    if row is not None:
+        return _epoch(row)
+    raise unknown_subject(subject) if newest_epoch(conn, subject) is None else unknown_epoch(subject, epoch)
 
 
 class BufferOverBound(StoreConflict):
@@ -171,7 +131,7 @@ def open_epoch(
         BufferOverBound: more rejections are kept than the bound allows: ``trim`` first.
         StoreConflict: the row stays busy.
     """
-    for _ in range(LOCK_ROUNDS_MAX):
+    for _ in range(refine_gate.LOCK_ROUNDS_MAX):
         last = _lock_newest(conn, subject)
         if last is not None and last.is_open:
             raise EpochOpen(
@@ -193,7 +153,7 @@ def open_epoch(
         if conn.execute(statement).rowcount == 1:
             return made
         # A first epoch has no row to lock: another caller made it meanwhile, and the next round meets it.
-    raise _busy(subject)
+    raise busy(subject)
 
 
 def _next_epoch(
@@ -242,9 +202,7 @@ def close_epoch(conn: Connection, subject: str, *, epoch: int | None) -> tuple[R
     Raises:
         NotFound: no such subject or epoch.
     """
-    found = _lock_asked(conn, subject, epoch) if epoch is not None else _lock_newest(conn, subject)
-    if found is None:
-        _raise_not_found(conn, subject, epoch)
+    found = _lock_known(conn, subject) if epoch is None else _lock_named(conn, subject, epoch)
     if not found.is_open:
         return found, False
     closed = replace(found, closed_at=db_now(conn))
@@ -259,258 +217,6 @@ _CLOSE: Final = (
 )
 
 
-def _raise_not_found(conn: Connection, subject: str, epoch: int | None) -> NoReturn:
-    if epoch is None or newest_epoch(conn, subject) is None:
-        raise unknown_subject(subject)
-    raise NotFound(f'subject "{subject}" has no epoch {epoch}', hint="leave the epoch out to mean the open one")
-
-
-# --- steps ---------------------------------------------------------------------------------------------------------
-
-_P: Final[dict[str, sa.BindParameter[Any]]] = {
-    name: sa.bindparam(f"p_{name}") for name in ("step_key", "edit_id", "drop", "number", "best_score", "used", "count")
-}
-_NOW: Final = sa.bindparam("p_now", type_=UtcDateTime())
-
-# What a step must know, in one statement after the lock: the key's first answer, and whether the edit is known bad.
-_ONE: Final = sa.select(sa.literal(1).label("one")).subquery("one")
-_FIRST: Final = refine_steps.alias("s")
-_FIRST_EPOCH: Final = refine_epochs.alias("e")
-_KNOWN: Final = sa.exists(
-    sa.select(sa.literal(1)).where(
-        rejected_edits.c.subject == _SUBJECT,
-        rejected_edits.c.edit_id == _P["edit_id"],
-        rejected_edits.c.forgiven_at.is_(None),
-    )
-).label("known")
-_FACTS: Final = sa.select(
-    _KNOWN,
-    _FIRST.c.epoch,
-    _FIRST.c.number,
-    _FIRST.c.edit_id,
-    _FIRST.c.candidate_score,
-    _FIRST.c.verdict,
-    _FIRST.c.best_score,
-    _FIRST.c.used,
-    _FIRST.c.evicted_edit_id,
-    _FIRST_EPOCH.c.budget_max,
-    _FIRST_EPOCH.c.budget_floor,
-).select_from(
-    _ONE.outerjoin(_FIRST, sa.and_(_FIRST.c.subject == _SUBJECT, _FIRST.c.step_key == _P["step_key"])).outerjoin(
-        _FIRST_EPOCH, sa.and_(_FIRST_EPOCH.c.subject == _FIRST.c.subject, _FIRST_EPOCH.c.epoch == _FIRST.c.epoch)
-    )
-)
-# The clock of the moment after the lock travels along; on SQLite it is the host's.
-_FACTS_AND_CLOCK: Final = _FACTS.add_columns(sa.func.clock_timestamp(type_=UtcDateTime()).label("now"))
-
-_INSERT_STEP: Final = sa.insert(refine_steps)
-
-_UPDATE_EPOCH: Final = (
-    sa.update(refine_epochs)
-    .where(
-        _OF_SUBJECT,
-        refine_epochs.c.epoch == sa.bindparam("p_epoch"),
-        # Nobody else can have changed them under the lock; if anybody did, nothing is written.
-        refine_epochs.c.steps == sa.bindparam("p_steps_before"),
-        refine_epochs.c.used == sa.bindparam("p_used_before"),
-        refine_epochs.c.closed_at.is_(None),
-    )
-    .values(
-        best_score=_P["best_score"],
-        used=_P["used"],
-        steps=_P["number"],
-        rejected_count=_P["count"],
-        evicted=sa.bindparam("p_evicted"),
-    )
-)
-
-
-def _remember_statement(made: postgresql.Insert | sqlite.Insert) -> postgresql.Insert | sqlite.Insert:
-    statement = made.values(
-        subject=_SUBJECT, edit_id=_P["edit_id"], worst_drop=_P["drop"], count=1, first_at=_NOW, last_at=_NOW
-    )
-    worse = statement.excluded.worst_drop > rejected_edits.c.worst_drop
-    return statement.on_conflict_do_update(
-        index_elements=["subject", "edit_id"],
-        set_={
-            "worst_drop": sa.case((worse, statement.excluded.worst_drop), else_=rejected_edits.c.worst_drop),
-            "count": rejected_edits.c.count + 1,
-            "last_at": statement.excluded.last_at,
-            "forgiven_at": None,
-        },
-    )
-
-
-_REMEMBER_POSTGRESQL: Final = _remember_statement(postgresql.insert(rejected_edits))
-_REMEMBER_SQLITE: Final = _remember_statement(sqlite.insert(rejected_edits))
-
-_MILDEST: Final = (
-    sa.select(rejected_edits.c.edit_id)
-    .where(rejected_edits.c.subject == _SUBJECT, rejected_edits.c.forgiven_at.is_(None))
-    .order_by(rejected_edits.c.worst_drop, rejected_edits.c.last_at, rejected_edits.c.edit_id)
-    .limit(_P["count"])
-)
-_EVICT: Final = (
-    sa.delete(rejected_edits)
-    .where(rejected_edits.c.subject == _SUBJECT, rejected_edits.c.edit_id.in_(_MILDEST))
-    .returning(rejected_edits.c.edit_id)
-)
-
-
-def gate(
-    conn: Connection, subject: str, candidates: Sequence[KeyedCandidate], *, epoch: int | None
-) -> tuple[GateAnswer, ...]:
-    """Gate *candidates* in order, all of them in this transaction.
-
-    For each in this order: a known key gives its first answer, whatever epoch; a closed epoch refuses; the budget, the
-    memory and the score decide.
-
-    Raises:
-        Conflict: a known key with another edit or score.
-        EpochClosed: the epoch named is closed, or none is open.
-        NotFound: no such subject or epoch.
-    """
-    held = _lock_asked(conn, subject, epoch)
-    now = held
-    answers: list[GateAnswer] = []
-    facts_statement = _FACTS_AND_CLOCK if is_postgresql(conn) else _FACTS
-    for candidate in candidates:
-        facts = conn.execute(
-            facts_statement,
-            {"p_subject": subject, "p_edit_id": candidate.edit_id, "p_step_key": candidate.step_key},
-        ).one()
-        if facts.number is not None:
-            answers.append(_first_answer(subject, candidate, facts))
-            continue
-        if now is None or not now.is_open:
-            _raise_no_step(conn, subject, epoch, candidate, now)
-        moment = facts.now if is_postgresql(conn) else db_now(conn)
-        now, answer = _step(conn, now, candidate, known_rejected=bool(facts.known), moment=moment)
-        answers.append(answer)
-    if held is not None and now is not None and now.steps != held.steps:
-        _write_epoch(conn, held, now)
-    return tuple(answers)
-
-
-def _step(
-    conn: Connection, epoch: RefineEpoch, candidate: KeyedCandidate, *, known_rejected: bool, moment: datetime
-) -> tuple[RefineEpoch, GateAnswer]:
-    """Judge one candidate and write its rows; return the epoch after it, which the caller writes."""
-    subject = epoch.subject
-    judged = gate_step(
-        epoch.best_score, epoch.used, candidate.score, known_rejected=known_rejected, budget=epoch.budget
-    )
-    rejected_count, evicted_edit_id = epoch.rejected_count, None
-    if judged.verdict is RefineVerdict.REJECTED:
-        conn.execute(
-            _REMEMBER_POSTGRESQL if is_postgresql(conn) else _REMEMBER_SQLITE,
-            {"p_subject": subject, "p_edit_id": candidate.edit_id, "p_drop": judged.drop, "p_now": moment},
-        )
-        rejected_count += 1
-        if epoch.buffer_max is not None and rejected_count > epoch.buffer_max:
-            evicted_edit_id = conn.execute(_EVICT, {"p_subject": subject, "p_count": 1}).scalar_one()
-            rejected_count -= 1
-    # What cost nothing leaves a row only for a key to find it by: a skill that proposes the same bad edit for ever
-    # must not fill the disk.
-    number = epoch.steps + 1 if candidate.asked or judged.used > epoch.used else None
-    after = replace(
-        epoch,
-        best_score=judged.best_score,
-        used=judged.used,
-        steps=epoch.steps if number is None else number,
-        rejected_count=rejected_count,
-        evicted=epoch.evicted + (evicted_edit_id is not None),
-    )
-    if number is not None:
-        conn.execute(
-            _INSERT_STEP,
-            {
-                "subject": subject,
-                "epoch": epoch.epoch,
-                "number": number,
-                "step_key": candidate.step_key,
-                "edit_id": candidate.edit_id,
-                "candidate_score": candidate.score,
-                "verdict": judged.verdict.value,
-                "best_score": judged.best_score,
-                "used": judged.used,
-                "evicted_edit_id": evicted_edit_id,
-                "stepped_at": moment,
-            },
-        )
-    return after, GateAnswer(
-        subject=subject,
-        epoch=epoch.epoch,
-        edit_id=candidate.edit_id,
-        score=candidate.score,
-        verdict=judged.verdict,
-        best_score=judged.best_score,
-        used=judged.used,
-        budget=epoch.budget,
-        number=number,
-        step_key=candidate.step_key if candidate.asked else None,
-        evicted_edit_id=evicted_edit_id,
-    )
-
-
-def _write_epoch(conn: Connection, before: RefineEpoch, after: RefineEpoch) -> None:
-    written = conn.execute(
-        _UPDATE_EPOCH,
-        {
-            "p_subject": before.subject,
-            "p_epoch": before.epoch,
-            "p_steps_before": before.steps,
-            "p_used_before": before.used,
-            "p_best_score": after.best_score,
-            "p_used": after.used,
-            "p_number": after.steps,
-            "p_count": after.rejected_count,
-            "p_evicted": after.evicted,
-        },
-    ).rowcount
-    if written != 1:
-        raise StoreConflict(
-            f'could not step in epoch {before.epoch} of subject "{before.subject}": its row changed under the lock',
-            hint="another program writes these tables; find it",
-        )
-
-
-def _first_answer(subject: str, candidate: KeyedCandidate, first: Row[Any]) -> GateAnswer:
-    if (first.edit_id, first.candidate_score) != (candidate.edit_id, candidate.score):
-        raise Conflict(
-            f'step key "{candidate.step_key}" of subject "{subject}" was used before, for edit "{first.edit_id}" with'
-            f' score {first.candidate_score!r}; now it comes for "{candidate.edit_id}" with {candidate.score!r}',
-            detail={"subject": subject, "step_key": candidate.step_key, "epoch": first.epoch, "number": first.number},
-            hint="use a new key for a new step",
-        )
-    return GateAnswer(
-        subject=subject,
-        epoch=first.epoch,
-        edit_id=first.edit_id,
-        score=first.candidate_score,
-        verdict=RefineVerdict(first.verdict),
-        best_score=first.best_score,
-        used=first.used,
-        budget=EditBudget(first.budget_max, first.budget_floor),
-        number=first.number,
-        step_key=candidate.step_key if candidate.asked else None,
-        repeated=True,
-        evicted_edit_id=first.evicted_edit_id,
-    )
-
-
-def _raise_no_step(
-    conn: Connection, subject: str, epoch: int | None, candidate: KeyedCandidate, found: RefineEpoch | None
-) -> NoReturn:
-    if found is None and (epoch is not None or newest_epoch(conn, subject) is None):
-        _raise_not_found(conn, subject, epoch)
-    which = "has no open epoch" if found is None else f"has closed its epoch {found.epoch}"
-    raise EpochClosed(
-        f'cannot gate edit "{candidate.edit_id}": subject "{subject}" {which}',
-        detail={"subject": subject, "epoch": None if found is None else found.epoch},
-    )
-
-
 # --- the buffer ----------------------------------------------------------------------------------------------------
 
 
@@ -523,7 +229,7 @@ def trim(conn: Connection, subject: str, *, keep: int, at_most: int, audit_id: s
     surplus = 0 if newest is None else min(newest.rejected_count - keep, at_most)
     if newest is None or surplus <= 0:
         return 0
-    dropped = sorted(conn.execute(_EVICT, {"p_subject": subject, "p_count": surplus}).scalars())
+    dropped = sorted(conn.execute(EVICT, {"p_subject": subject, "p_count": surplus}).scalars())
     _change_buffer(conn, newest, rejected=-len(dropped), evicted=len(dropped))
     _record(
         conn,
@@ -711,7 +417,7 @@ def rejections(
 
 
 _REJECTION: Final = sa.select(*rejected_edits.c).where(
-    rejected_edits.c.subject == _SUBJECT, rejected_edits.c.edit_id == _P["edit_id"]
+    rejected_edits.c.subject == _SUBJECT, rejected_edits.c.edit_id == sa.bindparam("p_edit_id")
 )
 
 

@@ -12,9 +12,10 @@ from sqlalchemy.engine import Connection, Engine
 from reconciler.core.refine import EditBudget, GateAnswer, RefineVerdict
 from reconciler.errors import DatabaseUnavailable, EpochOpen, StoreConflict, StoreFault
 from reconciler.store import refine as store
+from reconciler.store import refine_gate
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.engine import begin, read, run_transaction
-from reconciler.store.refine import KeyedCandidate
+from reconciler.store.refine_gate import KeyedCandidate
 from reconciler.store.schema import audit, refine_epochs, refine_steps, rejected_edits
 
 
@@ -27,7 +28,7 @@ def opened(
 
 def step(conn: Connection, edit_id: str, score: float, key: str | None = None) -> GateAnswer:
     candidate = KeyedCandidate(edit_id, score, key or f"made:{edit_id} {score}", asked=key is not None)
-    (answer,) = store.gate(conn, "s", [candidate], epoch=None)
+    (answer,) = refine_gate.gate(conn, "s", [candidate], epoch=None)
     return answer
 
 
@@ -78,21 +79,26 @@ def test_a_negative_drop_cannot_be_stored(engine: Engine) -> None:
 # --- guards --------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_changed_under_the_lock_refuses_the_step(engine: Engine) -> None:
+def test_a_row_that_changed_under_the_lock_refuses_the_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(engine)
-    with begin(engine) as conn:
-        before = store.newest_epoch(conn, "s")
-        assert before is not None
+    real = refine_gate._lock
+
+    def stale(*given: Any) -> Any:
+        found = real(*given)
+        assert found is not None
+        found.steps += 1
+        return found
+
+    monkeypatch.setattr(refine_gate, "_lock", stale)
+    with pytest.raises(StoreConflict, match="changed under the lock"), begin(engine) as conn:
         step(conn, "e", 0.25)
-        after = store.newest_epoch(conn, "s")
-        assert after is not None
-        with pytest.raises(StoreConflict, match="changed under the lock"):
-            store._write_epoch(conn, before, after)
+    with read(engine) as conn:
+        assert [] == conn.execute(sa.select(refine_steps)).all()
 
 
 def test_epochs_that_turn_over_without_end_are_given_up_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(engine)
-    monkeypatch.setattr(store, "LOCK_ROUNDS_MAX", 0)
+    monkeypatch.setattr(refine_gate, "LOCK_ROUNDS_MAX", 0)
     with begin(engine) as conn:
         for call in (
             lambda: step(conn, "e", 0.25),
@@ -215,7 +221,7 @@ def test_steps_of_other_subjects_do_not_wait_on_postgresql(postgresql_url: str, 
     with begin(engine) as conn:
         step(conn, "e", 0.25)
         with begin(second_engine) as other:
-            (answer,) = store.gate(other, "other", [KeyedCandidate("e", 0.9, "k", asked=True)], epoch=None)
+            (answer,) = refine_gate.gate(other, "other", [KeyedCandidate("e", 0.9, "k", asked=True)], epoch=None)
             assert RefineVerdict.ACCEPTED is answer.verdict
         with pytest.raises(DatabaseUnavailable), begin(second_engine) as same:
             step(same, "f", 0.25)
@@ -297,11 +303,11 @@ def test_every_read_of_a_step_goes_by_an_index(filled: Engine) -> None:
     # A locking read is not allowed in a transaction that only reads.
     with begin(filled) as conn:
         statements = {
-            "open": store._OPEN,
-            "named": store._NAMED,
-            "newest": store._NEWEST,
-            "facts": store._FACTS,
-            "mildest": store._MILDEST,
+            "open": refine_gate.OPEN,
+            "named": refine_gate.NAMED,
+            "newest": refine_gate.NEWEST,
+            "facts": refine_gate.FACTS,
+            "mildest": refine_gate.MILDEST,
             "rejection": store._REJECTION,
         }
         plans = {name: plan(conn, statement, asked) for name, statement in statements.items()}
