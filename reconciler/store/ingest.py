@@ -12,8 +12,7 @@ the session is still the one that was compared (else StoreConflict).
 # ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -22,209 +21,33 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from reconciler.core.canonical import canonical_json
-from reconciler.core.model import INPUT_ID_PREFIX, KIND_SUBMISSION_SETTLED, SessionEntry
-from reconciler.core.states import SessionOrigin, SubmissionStatus
+from reconciler.core.model import KIND_SUBMISSION_SETTLED
+from reconciler.core.states import SessionOrigin
 from reconciler.errors import SourceOwned, StoreConflict
-from reconciler.store.dialect import db_now, for_update, in_list, insert_ignore, is_postgresql, upsert
+from reconciler.store.dialect import db_now, in_list, insert_ignore, is_postgresql, upsert
+from reconciler.store.ingest_reads import (
+    COLUMNS,
+    Columns,
+    SessionRow,
+    StoredEntry,
+    session_row,
+    stored_entries,
+    stored_payloads,
+)
+from reconciler.store.ingest_submissions import NewSubmission, admit, make_due, note_late_evidence
 from reconciler.store.schema import (
-    decisions,
     entries,
     entry_payloads,
     sessions,
-    settled_ids,
     sources,
     submissions,
     superseded_payloads,
 )
 from reconciler.store.types import utc_text
 
-# Reads and writes of one transaction are bounded by these; a piece also by bytes, see the service.
-READ_BATCH: Final = 1000
-LATE_EVIDENCE_MAX: Final = 100
 # While an import in several pieces is under way, its session's rows are looked at no earlier than this: between two
 # pieces a session is half of what it will be. After a crash they come up by themselves.
 IMPORT_WAIT_S: Final = 300.0
-
-# The columns that a source decides, in the order of `columns_of`.
-COLUMNS: Final = (
-    "id",
-    "parent_id",
-    "kind",
-    "role",
-    "submission_id",
-    "stop_reason",
-    "tool_call_ids",
-    "tool_call_id",
-    "content",
-    "is_synthetic",
-    "is_sidechain",
-    "ends_turn",
-    "error_retryable",
-    "stopped_by",
-    "starts_logged",
-    "write_ahead",
-)
-Columns = tuple[Any, ...]
-_FLAGS: Final = tuple(
-    COLUMNS.index(name)
-    for name in ("is_synthetic", "is_sidechain", "ends_turn", "error_retryable", "starts_logged", "write_ahead")
-)
-_PARENT: Final = COLUMNS.index("parent_id")
-
-
-def columns_of(entry: SessionEntry, write_ahead: bool | None) -> Columns:
-    """Return what is stored of an entry beside its place, its time and its payload."""
-    return (
-        entry.id,
-        entry.parent_id,
-        entry.kind,
-        entry.role,
-        entry.submission_id,
-        entry.stop_reason,
-        canonical_json(entry.tool_call_ids) if entry.tool_call_ids else None,
-        entry.tool_call_id,
-        entry.content,
-        entry.is_synthetic,
-        entry.is_sidechain,
-        entry.ends_turn,
-        entry.error_retryable,
-        entry.stopped_by,
-        entry.starts_logged,
-        write_ahead,
-    )
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """A source that was imported before."""
-
-    source_id: str
-    bytes_read: int
-    lines_read: int
-    content_digest: str | None
-    owned_at: datetime | None
-    is_importing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A session as it stands."""
-
-    session_id: str
-    origin: SessionOrigin
-    version: int
-    leaf_entry_id: str | None
-    last_seq: int
-    source_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """An entry as it stands: its place, and its columns in the order of `COLUMNS`."""
-
-    seq: int
-    columns: Columns
-
-
-def source_row(conn: Connection, locator: str, format_name: str) -> SourceRow | None:
-    """Return the source at *locator*, None where it is new."""
-    row = conn.execute(
-        sa.select(sources).where(sources.c.locator == locator, sources.c.format == format_name)
-    ).one_or_none()
-    if row is None:
-        return None
-    return SourceRow(
-        row.id, row.bytes_read, row.lines_read, row.content_digest, row.owned_at, row.importing_since is not None
-    )
-
-
-def session_row(conn: Connection, session_id: str) -> SessionRow | None:
-    """Return the session, None where it is new."""
-    return _session_row(conn.execute(_SESSION.where(sessions.c.id == session_id)).one_or_none())
-
-
-_SESSION: Final = sa.select(
-    sessions.c.id,
-    sessions.c.origin,
-    sessions.c.version,
-    sessions.c.leaf_entry_id,
-    sessions.c.last_seq,
-    sessions.c.source_id,
-)
-
-
-def _session_row(row: Any) -> SessionRow | None:
-    if row is None:
-        return None
-    return SessionRow(row.id, SessionOrigin(row.origin), row.version, row.leaf_entry_id, row.last_seq, row.source_id)
-
-
-def stored_entries(conn: Connection, session_id: str, ids: Sequence[str]) -> dict[str, StoredEntry]:
-    """Return those of the entries *ids* that are stored. At most `READ_BATCH` ids."""
-    chosen = sa.select(entries.c.seq, *(entries.c[name] for name in COLUMNS)).where(
-        entries.c.session_id == session_id, in_list(conn, entries.c.id, list(ids))
-    )
-    return {row[1]: StoredEntry(row[0], tuple(row[1:])) for row in conn.execute(chosen)}
-
-
-def stored_payloads(conn: Connection, session_id: str, ids: Sequence[str]) -> dict[str, str]:
-    """Return the payloads of the entries *ids*. At most `READ_BATCH` ids."""
-    chosen = sa.select(entry_payloads.c.entry_id, entry_payloads.c.payload).where(
-        entry_payloads.c.session_id == session_id, in_list(conn, entry_payloads.c.entry_id, list(ids))
-    )
-    return {row[0]: row[1] for row in conn.execute(chosen)}
-
-
-def own_ids(conn: Connection, session_id: str, *, after_seq: int) -> list[tuple[int, str]]:
-    """Return (seq, id) of the next `READ_BATCH` entries that a source gave: all but our settlement entries."""
-    chosen = (
-        sa.select(entries.c.seq, entries.c.id)
-        .where(
-            entries.c.session_id == session_id,
-            entries.c.seq > after_seq,
-            entries.c.kind != KIND_SUBMISSION_SETTLED,
-        )
-        .order_by(entries.c.seq)
-        .limit(READ_BATCH)
-    )
-    return [(row[0], row[1]) for row in conn.execute(chosen)]
-
-
-def unsettled_submissions(conn: Connection, session_id: str) -> set[str]:
-    """Return the ids of the session's unsettled submissions."""
-    chosen = sa.select(submissions.c.id).where(submissions.c.session_id == session_id, sa.text("status <> 'settled'"))
-    return set(conn.execute(chosen).scalars())
-
-
-def settlements(conn: Connection, session_id: str) -> dict[str, str]:
-    """Return the settlement entries that are stored, ours or the source's: submission to entry."""
-    chosen = sa.select(entries.c.submission_id, entries.c.id).where(
-        entries.c.session_id == session_id, entries.c.kind == sa.literal_column(f"'{KIND_SUBMISSION_SETTLED}'")
-    )
-    return {row[0]: row[1] for row in conn.execute(chosen)}
-
-
-def admitted(conn: Connection, session_id: str, ids: Sequence[str]) -> set[str]:
-    """Return those of the submissions *ids* that have a row, or had one before they were pruned."""
-    found: set[str] = set()
-    for table, column in ((submissions, submissions.c.id), (settled_ids, settled_ids.c.submission_id)):
-        found.update(
-            conn.execute(
-                sa.select(column).where(table.c.session_id == session_id, in_list(conn, column, list(ids)))
-            ).scalars()
-        )
-    return found
-
-
-def clock(conn: Connection) -> datetime:
-    """Return this moment by the database's clock."""
-    return db_now(conn)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,16 +95,6 @@ class SourceState:
     content_digest: str
     quiet_since: datetime
     problems: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewSubmission:
-    """A prompt that gets a row. ``payload`` only where no entry holds it."""
-
-    submission_id: str
-    kind: str
-    content_digest: str
-    payload: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +186,10 @@ def finish_import(conn: Connection, piece: Piece, source: SourceState, finish: F
         values |= {"leaf_moved_at": now, "leaf_moved_version": version}
     conn.execute(sa.update(sessions).where(sessions.c.id == session.session_id).values(**values))
     _keep_settlements_in_place(conn, session.session_id, finish.leaf_entry_id)
-    late = _note_late_evidence(conn, session.session_id, finish.touched, now)
+    late = note_late_evidence(conn, session.session_id, finish.touched, now)
     if version != piece.version or finish.touched or finish.withdrawn:
-        _make_due(conn, session.session_id, finish, now)
-    added = _admit(conn, session.session_id, finish.submissions, now, version)
+        make_due(conn, session.session_id, finish.withdrawn, now)
+    added = admit(conn, session.session_id, finish.submissions, now, version)
     conn.execute(
         upsert(
             conn,
@@ -426,7 +239,7 @@ def _lock(conn: Connection, session_id: str, version: int | None) -> SessionRow:
             )
         )
         version = 0 if made.rowcount else None
-    row = _session_row(conn.execute(for_update(_SESSION.where(sessions.c.id == session_id))).one_or_none())
+    row = session_row(conn, session_id, lock=True)
     if row is None or row.version != version:
         raise StoreConflict(
             f'could not import session "{session_id}": it was changed in between', hint="import it again"
@@ -576,122 +389,6 @@ def _keep_settlements_in_place(conn: Connection, session_id: str, leaf: str | No
             .values(seq=last, parent_id=leaf)
         )
         conn.execute(sa.update(sessions).where(sessions.c.id == session_id).values(last_seq=last))
-
-
-def _note_late_evidence(
-    conn: Connection, session_id: str, touched: Mapping[str, Sequence[str]], now: datetime
-) -> list[str]:
-    if not touched:
-        return []
-    rows: Sequence[Any] = conn.execute(
-        sa.select(submissions.c.id, submissions.c.late_evidence).where(
-            submissions.c.session_id == session_id,
-            sa.text("status = 'settled'"),
-            in_list(conn, submissions.c.id, list(touched)),
-        )
-    ).all()
-    for row in rows:
-        before = json.loads(row.late_evidence)["entry_ids"] if row.late_evidence is not None else []
-        ids = list(dict.fromkeys((*before, *touched[row.id])))
-        note = {"entry_ids": ids[:LATE_EVIDENCE_MAX], "last_at": utc_text(now)}
-        conn.execute(
-            sa.update(submissions)
-            .where(submissions.c.session_id == session_id, submissions.c.id == row.id)
-            .values(late_evidence=canonical_json(note), revision=submissions.c.revision + 1)
-        )
-    return [row.id for row in rows]
-
-
-def _make_due(conn: Connection, session_id: str, finish: Finish, now: datetime) -> None:
-    """Let the unsettled rows be looked at again: a later prompt decides about the ones before it too.
-
-    A held row stays with the person that it needs. The revision rises, so that advice given before no longer stands.
-    """
-    unsettled = sa.and_(submissions.c.session_id == session_id, sa.text("status = 'queued'"))
-    conn.execute(
-        sa.update(submissions)
-        .where(unsettled, submissions.c.held_at.is_(None))
-        .values(reconcile_at=now, revision=submissions.c.revision + 1)
-    )
-    if finish.withdrawn:
-        conn.execute(
-            sa.update(submissions)
-            .where(
-                unsettled,
-                in_list(conn, submissions.c.id, list(finish.withdrawn)),
-                submissions.c.abort_requested_at.is_(None),
-            )
-            .values(
-                abort_requested_at=now,
-                abort_reason="its source holds the prompt no longer: delivered, taken back, or rewritten",
-                reconcile_at=now,
-                not_before=None,
-                revision=submissions.c.revision + 1,
-            )
-        )
-
-
-def _admit(
-    conn: Connection, session_id: str, wanted: Sequence[NewSubmission], now: datetime, version: int
-) -> list[str]:
-    """Give prompts their rows, in order; those that have one, or had one before pruning, are left alone."""
-    if not wanted:
-        return []
-    known = admitted(conn, session_id, [submission.submission_id for submission in wanted])
-    fresh = [submission for submission in wanted if submission.submission_id not in known]
-    if fresh:
-        ticket: int = conn.execute(sa.select(sessions.c.last_ticket).where(sessions.c.id == session_id)).scalar_one()
-        conn.execute(
-            sa.insert(submissions),
-            [
-                {
-                    "session_id": session_id,
-                    "id": submission.submission_id,
-                    "status": SubmissionStatus.QUEUED.value,
-                    "revision": 1,
-                    "ticket": ticket + number,
-                    "kind": submission.kind,
-                    "content_digest": submission.content_digest,
-                    "admitted_at": now,
-                    "reconcile_at": now,
-                    "decision_count": 1,
-                }
-                for number, submission in enumerate(fresh, 1)
-            ],
-        )
-        conn.execute(sa.update(sessions).where(sessions.c.id == session_id).values(last_ticket=ticket + len(fresh)))
-        conn.execute(
-            sa.insert(decisions),
-            [
-                {
-                    "session_id": session_id,
-                    "submission_id": submission.submission_id,
-                    "number": 1,
-                    "decided_at": now,
-                    "action": "import",
-                    "reason": "imported",
-                    "session_version": version,
-                    "revision": 1,
-                }
-                for submission in fresh
-            ],
-        )
-        _keep_inputs(conn, session_id, fresh)
-    return [submission.submission_id for submission in fresh]
-
-
-def _keep_inputs(conn: Connection, session_id: str, fresh: Iterable[NewSubmission]) -> None:
-    rows = [
-        {
-            "session_id": session_id,
-            "entry_id": INPUT_ID_PREFIX + submission.submission_id,
-            "payload": submission.payload,
-        }
-        for submission in fresh
-        if submission.payload is not None
-    ]
-    if rows:
-        conn.execute(insert_ignore(conn, entry_payloads, key=["session_id", "entry_id"]), rows)
 
 
 def _source_values(source: SourceState, now: datetime) -> dict[str, Any]:

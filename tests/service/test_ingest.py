@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.errors import SourceConflict, SourceNotQuiet, SourceOwned, StoreConflict, UnknownFormat
-from reconciler.service import ingest, inspect_files
+from reconciler.service import inspect_files, session_import
 from reconciler.service.ingest import IngestOptions, import_paths
 from reconciler.service.reconcile import reconcile_once
 from reconciler.store import ingest as store_ingest
@@ -494,7 +494,7 @@ def test_a_dry_run_counts_and_writes_nothing(engine: Engine, pi: Path) -> None:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "PIECE_ENTRIES", 2)
+    monkeypatch.setattr(session_import, "PIECE_ENTRIES", 2)
 
 
 class Crash(BaseException):
@@ -515,11 +515,11 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | No
             begun.append(1)
             return real(engine, work)
 
-        monkeypatch.setattr(ingest, "run_transaction", counted)
+        monkeypatch.setattr(session_import, "run_transaction", counted)
         return begun
 
     yield limit
-    monkeypatch.setattr(ingest, "run_transaction", real)
+    monkeypatch.setattr(session_import, "run_transaction", real)
 
 
 def _story(path: Path, step: int) -> Path:
@@ -635,18 +635,18 @@ def test_a_session_that_changed_since_it_was_compared_is_not_written(
     run(engine, pi)
     with pi.open("ab") as file:
         file.write(as_bytes(Pi().result("r1", "c1", parent="a2").lines[1:]))
-    real = ingest._SessionImport._compare
+    real = session_import.SessionImport._compare
     raced: list[int] = []
 
     def compare(self: Any) -> Any:
         found = real(self)
         if not raced:
             raced.append(1)
-            monkeypatch.setattr(ingest._SessionImport, "_compare", real)
+            monkeypatch.setattr(session_import.SessionImport, "_compare", real)
             run(second_engine, pi)
         return found
 
-    monkeypatch.setattr(ingest._SessionImport, "_compare", compare)
+    monkeypatch.setattr(session_import.SessionImport, "_compare", compare)
     assert (0, 0, 0) == counts(run(engine, pi))
     assert 5 == len(rows(engine, schema.entries))
     sound(engine)
@@ -739,9 +739,9 @@ def test_sub_agents_in_files_of_their_own_are_sessions_beside_their_parents(engi
 
 _KILLED = """
 import sys
-from reconciler.service import ingest, inspect_files
+from reconciler.service import inspect_files, session_import
 from reconciler.store.engine import make_engine
-ingest.PIECE_ENTRIES = 7
+session_import.PIECE_ENTRIES = 7
 print("ready", flush=True)
 ingest.import_paths(make_engine(sys.argv[1]), [sys.argv[2]], ingest.IngestOptions())
 """
