@@ -10,10 +10,16 @@ import getpass
 from typing import TYPE_CHECKING, Any
 
 from reconciler.config import Settings
+from reconciler.core.jobs import Job, jobs_by_name
 from reconciler.ops.asking import Desk, Progress, no_progress
+from reconciler.service.settings import system_jobs
+from reconciler.service.system_work import available_work
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
+
+    from reconciler.service.daemon import Configuration, Daemon
+    from reconciler.service.notify import Notify
 
 
 def open_desk(
@@ -63,8 +69,50 @@ def open_desk(
         show_texts=show_texts,
         hints=settings.hints,
         progress=progress,
+        jobs=_jobs(settings),
+        work_settings={"sweep_rows_max": settings.daemon.sweep_rows_max},
         configuration=configuration(settings),
     )
+
+
+def _jobs(settings: Settings) -> dict[str, Job]:
+    return dict(jobs_by_name(system_jobs(settings.daemon, available_work()), settings.jobs))
+
+
+def open_daemon(settings: Settings, *, notify: Notify | None = None) -> Daemon:
+    """Return a daemon for *settings*; nothing is connected yet."""
+    from reconciler.metrics import Metrics
+    from reconciler.service.daemon import LINK_TIMEOUT_S, Daemon
+    from reconciler.service.system_work import load_work
+    from reconciler.store import engine as engines
+
+    shared = engines.EngineSettings(schema=settings.schema, application_name="reconciler-daemon", connect_timeout_s=5)
+    link = dataclasses.replace(
+        shared,
+        application_name="reconciler-link",
+        pool_size=1,
+        pool_overflow=0,
+        statement_timeout_s=LINK_TIMEOUT_S,
+        busy_timeout_s=LINK_TIMEOUT_S,
+    )
+    metrics = Metrics()
+    if settings.daemon.health_port:
+        metrics.enable()
+    return Daemon(
+        engines.make_engine(settings.database_url, settings=shared),
+        engines.make_engine(settings.database_url, settings=link),
+        daemon_configuration(settings),
+        work=load_work(),
+        notify=notify,
+        metrics=metrics,
+    )
+
+
+def daemon_configuration(settings: Settings) -> Configuration:
+    """Return what a daemon needs of *settings*, at its start and at a reload."""
+    from reconciler.service.daemon import Configuration
+
+    return Configuration(settings.daemon, settings.limits, settings.jobs)
 
 
 def _user() -> str:
@@ -86,9 +134,14 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "hints": settings.hints,
         "log.level": settings.log.level,
         "log.format": settings.log.format,
+        **{f"daemon.{name}": value for name, value in dataclasses.asdict(settings.daemon).items()},
         **{f"limits.{name}": value for name, value in dataclasses.asdict(settings.limits).items()},
+        **{f"daemon.{name}": value for name, value in dataclasses.asdict(settings.daemon).items()},
+        "jobs": [job.name for job in settings.jobs],
     }
     sources = {**settings.sources, "database_url": settings.database_source}
+    if settings.jobs:
+        sources["jobs"] = f'the file "{settings.config_file}"'
     return {
         "config_file": None if settings.config_file is None else str(settings.config_file),
         "settings": [

@@ -218,7 +218,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     ),
     FollowupHintRule(
         "status",
-        "schedule",
+        "schedule list",
         "missed_slots",
         _counts("missed_slots"),
         lambda value, _p: f"{_many(value, 'schedule slot')} missed",
@@ -387,7 +387,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     ),
     # schedule
     FollowupHintRule(
-        "schedule",
+        "schedule list",
         "once",
         "jobs.missed",
         _counts("jobs.missed"),
@@ -410,7 +410,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     ),
     FollowupHintRule(
         "doctor",
-        "schedule",
+        "schedule list",
         "checks",
         _failed_checks("schedule"),
         lambda _v, _p: "a schedule slot was missed",

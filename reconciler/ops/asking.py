@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from reconciler.core.jobs import Job
 from reconciler.core.model import DEFAULT_LIMITS, Limits
 from reconciler.ops.entry import Entry
 
@@ -52,6 +53,10 @@ class Desk:
     show_texts: bool = True
     hints: bool = True
     progress: Progress = no_progress
+    # The configured jobs and the system's own, by name.
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    # Settings of the system's own scheduled work.
+    work_settings: Mapping[str, Any] = field(default_factory=dict)
     # Of the composition root: rows for `config show`, secrets masked already.
     configuration: Mapping[str, Any] = field(default_factory=dict)
     _engine: Engine | None = None

@@ -361,6 +361,8 @@ ONCE: Final = shape(
     unjudged=COUNT,
     # A limit ended the pass: there may be more that is due.
     more=FLAG,
+    # Schedule slots that were fired or recorded as skipped (in a dry run: would be).
+    slots=COUNT,
 )
 
 SUBMIT: Final = shape(

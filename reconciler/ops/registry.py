@@ -12,7 +12,7 @@ from typing import Final
 
 from reconciler.core.states import Outcome, Reason
 from reconciler.errors import InvalidInput
-from reconciler.ops import payloads, refine
+from reconciler.ops import payloads, refine, schedule
 from reconciler.ops.entry import TOKEN_BYTES_MAX, Audit, Database, Entry, Example, Kind, Parameter
 
 PAGE_ROWS_DEFAULT: Final = 50
@@ -449,7 +449,9 @@ def _index(entries: tuple[Entry, ...]) -> Mapping[str, Entry]:
     return MappingProxyType({entry.name: entry for entry in entries})
 
 
-REGISTRY: Final[Mapping[str, Entry]] = _index((*_QUESTIONS, *_DATABASE, *_WORK, *_ACTS, *refine.ENTRIES))
+REGISTRY: Final[Mapping[str, Entry]] = _index(
+    (*_QUESTIONS, *_DATABASE, *_WORK, *_ACTS, *refine.ENTRIES, *schedule.ENTRIES)
+)
 
 
 def entry_of(name: str) -> Entry:

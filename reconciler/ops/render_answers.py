@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from reconciler.ops import refine
+from reconciler.ops import refine, schedule
 from reconciler.ops.render import Column, Payload, Style, ago, fit, plain, span, table, when
 
 Renderer = Callable[[Payload, Style], list[str]]
@@ -574,6 +574,7 @@ RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType(
         "once": _once,
         "submit": _submit,
         **refine.RENDERERS,
+        **schedule.RENDERERS,
         "db current": _schema,
         "db check": _db_check,
         "db upgrade": _db_upgrade,

@@ -15,6 +15,7 @@ from reconciler.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from reconciler.ops.acting import audit, perform
 from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
 from reconciler.ops.naming import command, named_submission
+from reconciler.ops.schedule import catch_up
 from reconciler.ops.values import instant
 from reconciler.service.deciding import Judge
 from reconciler.service.reconcile import reconcile_once
@@ -147,6 +148,8 @@ def once(asked: Asked) -> Reply:
             time.sleep(min(left, _WAIT_MAX_S))
         report = _together(report, run(asked["limit"]))
     payload = report.as_json()
+    # Where no daemon runs, a timer's calls of `once` keep the schedule.
+    payload["slots"] = catch_up(asked)
     # A dry run holds nothing.
     needs_person = not asked.dry_run and (report.held or report.conflicts or report.set_aside)
     return Reply(dict(payload), EXIT_NEEDS_PERSON if needs_person else 0)

@@ -24,10 +24,12 @@ from reconciler.log import Repeats, emit
 from reconciler.metrics import Metrics
 from reconciler.service.beats import process_clock
 from reconciler.service.contact import OUTAGES, Contact
+from reconciler.service.deciding import Judge
 from reconciler.service.instances import Presence, RunnerWatch, this_instance
 from reconciler.service.liveness import this_process
 from reconciler.service.notify import Notify
-from reconciler.service.reconcile import Judge, PassReport, reconcile_once
+from reconciler.service.reconcile import reconcile_once
+from reconciler.service.report import PassReport
 from reconciler.service.schedule import Schedule, Work
 from reconciler.service.scheduler import Clock
 from reconciler.service.settings import DaemonSettings, system_jobs

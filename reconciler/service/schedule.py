@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 from reconciler.core.canonical import canonical_json
 from reconciler.core.jobs import Job
 from reconciler.core.model import DEFAULT_LIMITS, Limits
-from reconciler.core.slots import SkippedSlot, slot_name
+from reconciler.core.slots import SkippedSlot, SlotPlan, slot_name
 from reconciler.errors import Conflict, InvalidInput, ReconcilerError, StoreFault
 from reconciler.log import emit
 from reconciler.metrics import Metrics
@@ -187,6 +187,32 @@ class Schedule:
         for row in left:
             if row.job in jobs and not self._is_working():
                 handled += self._take_over(jobs[row.job], row)
+        return handled
+
+    def due(self, conn: Connection) -> dict[str, SlotPlan]:
+        """Return what a look would do now, by job; writes nothing."""
+        now = db_now(conn)
+        states = ledger.job_states(conn, list(self._jobs))
+        plans = {}
+        for job in self._jobs.values():
+            state = states.get(job.name)
+            if state is None or state.looked_until is None:
+                continue
+            plan = job.plan(looked_until=state.looked_until, now=now, paused=state.paused_at is not None)
+            if not plan.is_empty:
+                plans[job.name] = plan
+        return plans
+
+    def look_and_wait(self) -> int:
+        """Look, with all work done before it returns: for programs that run once."""
+        handled = self.look()
+        for _ in range(len(self._work)):
+            with self._guard:
+                thread = self._thread
+            if thread is None or not thread.is_alive():
+                break
+            thread.join()
+            handled += self.look()
         return handled
 
     def _look_at(self, job: Job) -> int:

@@ -67,6 +67,11 @@ def job_states(conn: Connection, jobs: Collection[str]) -> dict[str, JobState]:
     return {row.job: JobState(*row) for row in rows}
 
 
+def known_jobs(conn: Connection, *, limit: int = 1_000) -> list[str]:
+    """Return the names of all jobs that have a row, configured or not."""
+    return list(conn.execute(sa.select(schedule_jobs.c.job).order_by(schedule_jobs.c.job).limit(limit)).scalars())
+
+
 def expired_slots(conn: Connection, jobs: Collection[str], *, limit: int = 100) -> list[SlotRow]:
     """Return slots of *jobs* whose taker's lease has ended by the database's clock, oldest first."""
     rows = conn.execute(

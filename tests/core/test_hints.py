@@ -124,7 +124,7 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
         4,
         "an open epoch has used all 4 of its edits",
     ),
-    ("schedule", {"jobs": [{"missed": 0}, {"missed": 2}]}, 2, "2 slots missed: a pass catches up"),
+    ("schedule list", {"jobs": [{"missed": 0}, {"missed": 2}]}, 2, "2 slots missed: a pass catches up"),
     (
         "doctor",
         {"checks": [{"name": "disk", "status": "bad"}, {"name": "schema", "status": "behind"}]},
@@ -161,7 +161,7 @@ QUIET: list[tuple[str, dict[str, Any]]] = [
     ("refine status", {"subjects": [{"open": True, "used": 3, "max": 4}, 7]}),
     ("refine status", {"subjects": [{"open": False, "used": 4, "max": 4}]}),
     ("refine status", {"subjects": [{"open": True, "used": 0, "max": 0}]}),
-    ("schedule", {"jobs": [{"missed": 0}]}),
+    ("schedule list", {"jobs": [{"missed": 0}]}),
     ("doctor", {"checks": [{"name": "schema", "status": "ok"}, {"name": "instances", "status": 7}]}),
     ("unheard of", {"verdict": "budget_exhausted"}),
 ]
