@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -775,4 +776,18 @@ def test_an_import_that_is_killed_at_any_moment_ends_like_one_that_was_not(
     assert killed > 0
     run(engine, path)
     assert _comparable(dump(whole)) == _comparable(dump(engine))
+    sound(engine)
+
+
+def test_two_importers_of_one_folder_store_it_once(engine: Engine, second_engine: Engine, tmp_path: Path) -> None:
+    for number in range(8):
+        pi = Pi(session_id=f"s{number}")
+        for turn in range(5):
+            pi.user(f"u{turn}").assistant(f"a{turn}")
+        write(tmp_path / f"{number}.jsonl", pi.lines)
+    with ThreadPoolExecutor(2) as pool:
+        payloads = list(pool.map(lambda one: import_paths(one, [str(tmp_path)]), (engine, second_engine)))
+    assert [0, 0] == [payload["failed"] for payload in payloads]
+    assert (80, 8) == (len(rows(engine, schema.entries)), len(rows(engine, schema.submissions)))
+    assert 80 == sum(payload["imported"]["entries"] for payload in payloads)
     sound(engine)
