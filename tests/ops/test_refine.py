@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from reconciler.core.hints import FOLLOWUP_HINT_RULES, check_rules
+from reconciler.core.model import Limits
 from reconciler.entrypoints import cli
 from reconciler.ops import refine
 from reconciler.ops.asking import Answer, Desk
@@ -331,3 +333,15 @@ def test_the_history_is_drawn_into_a_file_over_all_pages(
     monkeypatch.setattr(command, "_PICTURE_PAGES_MAX", 1)
     assert 0 == cli.main(["--database", sqlite_url, "refine", "history", "s", "--svg", str(target)])
     assert "drawn are the first 2 steps" in capsys.readouterr().err
+
+
+def test_candidates_come_from_standard_input_too_and_have_a_limit(
+    capsys: pytest.CaptureFixture[str], sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, sqlite_url, "refine", "open", "s", "--baseline", "0.5")
+    line = b'{"edit_id": "a", "score": 0.6}\n'
+    for most, expected in ((len(line) - 1, (1, None)), (len(line), (0, 0.6))):
+        monkeypatch.setattr("reconciler.entrypoints.commands.refine.DEFAULT_LIMITS", Limits(payload_bytes_max=most))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
+        code, payload = run(capsys, sqlite_url, "refine", "gate", "s", "--candidates", "-")
+        assert expected == (code, payload.get("best_score"))
