@@ -39,6 +39,8 @@ __all__ = ["Decided", "Judge", "PassReport", "reconcile_once"]
 _NEVER = datetime.max.replace(tzinfo=UTC)
 # A row that can't even be held is looked at again after this.
 _SET_ASIDE_S = 300.0
+# So many rows in a row that can't be written are a fault of the database or of this program, not of the rows.
+_FAILED_IN_ROW_MAX = 20
 # How far the rows that somebody else held are counted.
 _LOCKED_COUNT_MAX = 10_000
 # The whole pass ends at these; anything else is a matter of single rows.
@@ -79,6 +81,7 @@ def reconcile_once(
     Raises:
         DatabaseUnavailable, DatabaseReadOnly, DatabaseFull, DatabaseInvalid, SchemaMismatch: the database could not go
             on; the batches before are committed, nothing of the one at hand is.
+        StoreFault: row after row could not be written.
     """
     driver = _Pass(engine, limits, judge or Judge(), dry_run, decided_by, jitter, on_decision)
     driver.run(limit, progress, stop)
@@ -104,6 +107,7 @@ class _Pass:
         self._decided_by = decided_by or judge.instance_id
         self._on_decision = on_decision
         self._left: set[Key] = set()
+        self._failed_in_row = 0
         # The counts that the pass's row has; None while there is no row.
         self._saved: dict[str, int] | None = None
         epoch = datetime.fromtimestamp(0, UTC)
@@ -206,6 +210,8 @@ class _Pass:
                 self._reset(before)
                 raise
             self._saved = batch.saved or self._saved
+        if batch.decided:
+            self._failed_in_row = 0
         if self._on_decision is not None:
             for decided in batch.decided:
                 self._on_decision(decided)
@@ -286,7 +292,15 @@ class _Pass:
     # --- rows that can't be written, and the pass's own row ----------------------------------------------------------
 
     def _set_aside(self, key: Key, error: Exception) -> None:
-        """Hold a row that could not be decided or written; where that fails too, look at it again later."""
+        """Hold a row that could not be decided or written; where that fails too, look at it again later.
+
+        Raises:
+            Exception: *error*, where row after row fails: what holds for all is no matter of one. Those before it are
+                set aside, so that a pass which fails so again gets further.
+        """
+        self._failed_in_row += 1
+        if self._failed_in_row > _FAILED_IN_ROW_MAX:
+            raise error
         self.report.set_aside += 1
         self._left.add(key)
         if self._dry_run:

@@ -167,11 +167,11 @@ def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) 
         statement = _PG_AROUND.format(lock="FOR UPDATE OF a" if lock else "")
         parameters: dict[str, Any] = {name: [key[place] for key in keys] for place, name in enumerate(_KEY_NAMES)}
         now = None
-        for row in conn.exec_driver_sql(statement, parameters):
+        for row in conn.exec_driver_sql(statement, parameters).all():
             around[row[0], row[1]] = _surroundings(row)
             now = row[-1] if now is None or row[-1] > now else now
         return Read(now or db_now(conn), around)
-    for row in conn.exec_driver_sql(_SQLITE_AROUND, {"keys": json.dumps(keys)}):
+    for row in conn.exec_driver_sql(_SQLITE_AROUND, {"keys": json.dumps(keys)}).all():
         around[row[0], row[1]] = _surroundings(row, text=True)
     return Read(db_now(conn), around)
 

@@ -145,11 +145,11 @@ def scan_due(
         found = conn.exec_driver_sql(
             _PG_SCAN + (_LOCKED if lock else ""), {**parameters, "cutoff": cutoff, "at": start.reconcile_at}
         )
-        return [DueRow(*row) for row in found]
+        return [DueRow(*row) for row in found.all()]
     found = conn.exec_driver_sql(
         _SQLITE_SCAN, {**parameters, "cutoff": utc_text(cutoff), "at": utc_text(start.reconcile_at)}
     )
-    return [_from_sqlite(row) for row in found]
+    return [_from_sqlite(row) for row in found.all()]
 
 
 def lock_rows(conn: Connection, keys: Sequence[Key], *, lock: bool = True) -> list[DueRow]:

@@ -230,7 +230,7 @@ def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[
     else:
         keys = [(n, session_id, *bounds) for n, (session_id, bounds) in enumerate(zip(sessions, ranges, strict=True))]
         rows = conn.exec_driver_sql(_SQLITE_PIECES, {"keys": json.dumps(keys)})
-    for row in rows:
+    for row in rows.all():
         found[row[0]].append(row)
     return found
 

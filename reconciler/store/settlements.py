@@ -29,6 +29,16 @@ from reconciler.core.terms import submission_settlement_entry_id, tool_marker_en
 from reconciler.errors import InvalidInput
 from reconciler.store import settlement_sql as sql
 from reconciler.store.dialect import is_postgresql
+from reconciler.store.settlement_rows import (
+    HOLD_CLEAR,
+    HOLD_KEEP,
+    HOLD_SET,
+    AttemptRow,
+    DecisionRow,
+    EntryRow,
+    PushRow,
+    Rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +250,12 @@ def _next_status(write: DecisionWrite) -> SubmissionStatus:
 
 def _holds(write: DecisionWrite) -> str:
     if write.decision.holds:
-        return sql.HOLD_SET
-    return sql.HOLD_KEEP if write.decision.action is DecisionAction.WAIT else sql.HOLD_CLEAR
+        return HOLD_SET
+    return HOLD_KEEP if write.decision.action is DecisionAction.WAIT else HOLD_CLEAR
 
 
-def _rows(writes: Sequence[DecisionWrite], now: datetime, pass_id: str | None) -> sql.Rows:
-    rows = sql.Rows()
+def _rows(writes: Sequence[DecisionWrite], now: datetime, pass_id: str | None) -> Rows:
+    rows = Rows()
     offsets: dict[str, int] = {}
     for write in writes:
         offset = offsets.get(write.session_id, 0)
@@ -256,7 +266,7 @@ def _rows(writes: Sequence[DecisionWrite], now: datetime, pass_id: str | None) -
     return rows
 
 
-def _add_entries(rows: sql.Rows, write: DecisionWrite, offset: int) -> int:
+def _add_entries(rows: Rows, write: DecisionWrite, offset: int) -> int:
     settlement = write.settlement
     if settlement is None or settlement.existing_entry_id is not None:
         return 0
@@ -266,7 +276,7 @@ def _add_entries(rows: sql.Rows, write: DecisionWrite, offset: int) -> int:
         number += 1
         marker_id = tool_marker_entry_id(call.entry_id, call.position)
         rows.entries.append(
-            sql.EntryRow(
+            EntryRow(
                 session_id=write.session_id,
                 submission_id=write.submission_id,
                 number=number,
@@ -282,7 +292,7 @@ def _add_entries(rows: sql.Rows, write: DecisionWrite, offset: int) -> int:
         parent = marker_id
     number += 1
     rows.entries.append(
-        sql.EntryRow(
+        EntryRow(
             session_id=write.session_id,
             submission_id=write.submission_id,
             number=number,
@@ -314,7 +324,7 @@ def settlement_payload(settlement: Settlement) -> str:
     )
 
 
-def _add_attempts(rows: sql.Rows, write: DecisionWrite) -> None:
+def _add_attempts(rows: Rows, write: DecisionWrite) -> None:
     decision = write.decision
     counted = decision.provider_error_attempt_id
     if write.attempt_id is not None:
@@ -323,7 +333,7 @@ def _add_attempts(rows: sql.Rows, write: DecisionWrite) -> None:
             # A row that is not running any more has no current attempt, whatever ended it.
             end = AttemptEnd.SETTLED if write.settlement is not None else AttemptEnd.CRASHED
         rows.attempts.append(
-            sql.AttemptRow(
+            AttemptRow(
                 session_id=write.session_id,
                 submission_id=write.submission_id,
                 attempt_id=write.attempt_id,
@@ -335,7 +345,7 @@ def _add_attempts(rows: sql.Rows, write: DecisionWrite) -> None:
         )
     if counted is not None and counted != write.attempt_id:
         rows.attempts.append(
-            sql.AttemptRow(
+            AttemptRow(
                 session_id=write.session_id,
                 submission_id=write.submission_id,
                 attempt_id=counted,
@@ -347,11 +357,11 @@ def _add_attempts(rows: sql.Rows, write: DecisionWrite) -> None:
         )
 
 
-def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_number: int) -> sql.DecisionRow:
+def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_number: int) -> DecisionRow:
     decision, settlement, inspection = write.decision, write.settlement, write.inspection
     ends_attempt = write.attempt_id is not None
     counters = decision.counters
-    return sql.DecisionRow(
+    return DecisionRow(
         session_id=write.session_id,
         submission_id=write.submission_id,
         guard_version=write.session_version,
@@ -412,5 +422,5 @@ def _inspection_json(inspection: Inspection) -> str:
     return canonical_json({name: value for name, value in found.items() if value})
 
 
-def _push_rows(pushes: Sequence[Push]) -> list[sql.PushRow]:
-    return [sql.PushRow(push.session_id, push.submission_id, push.revision, push.reconcile_at) for push in pushes]
+def _push_rows(pushes: Sequence[Push]) -> list[PushRow]:
+    return [PushRow(push.session_id, push.submission_id, push.revision, push.reconcile_at) for push in pushes]

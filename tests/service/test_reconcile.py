@@ -187,12 +187,16 @@ def test_what_never_began_fails_at_its_deadline_beside_the_leaf(scene: Scene) ->
     assert ("b1", "b1") == (scene.entry_rows()[-1].parent_id, scene.session_row().leaf_entry_id)
 
 
-def test_the_first_submission_of_an_empty_session_can_fail_at_its_deadline(scene: Scene) -> None:
+def test_the_first_submission_of_an_empty_session_can_fail_and_the_next_one_begins_below_it(scene: Scene) -> None:
     scene.session()
     scene.submission(deadline_at=scene.now() - timedelta(seconds=1))
     run_pass(scene)
     assert ("settled", "failed", "deadline_exceeded") == outcome_of(scene)
-    assert (None, None) == (scene.entry_rows()[0].parent_id, scene.session_row().leaf_entry_id)
+    # Entries without a leaf would be damage.
+    assert (None, "submission-settled:A") == (scene.entry_rows()[0].parent_id, scene.session_row().leaf_entry_id)
+    scene.submission("s", "B")
+    run_pass(scene)
+    assert "first_try" == scene.row("s", "B").decision_reason
 
 
 def test_a_park_that_nobody_answered_expires(scene: Scene) -> None:

@@ -220,6 +220,25 @@ def _take_number(scene: Scene) -> None:
         )
 
 
+def test_row_after_row_that_fails_is_no_matter_of_single_rows(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reconciler.service import deciding
+
+    def broken(*given: Any, **more: Any) -> Any:
+        raise ZeroDivisionError("a fault of the program")
+
+    for number in range(30):
+        scene.session(f"s{number:02}", turn("A", said("a1")))
+        scene.submission(f"s{number:02}")
+    monkeypatch.setattr(deciding, "decide", broken)
+    with pytest.raises(ZeroDivisionError):
+        run_pass(scene)
+    # Those that were set aside don't stand in the way of the others for ever.
+    held = [name for name in (f"s{number:02}" for number in range(30)) if scene.row(name).held_reason]
+    assert 20 == len(held)
+    monkeypatch.undo()
+    assert 10 == run_pass(scene).settled["completed"]
+
+
 def test_an_inspection_that_raises_holds_its_row_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     from reconciler.core.classifier import inspect_walk as real
     from reconciler.service import gather

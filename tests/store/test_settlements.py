@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from reconciler.core.subturn import ResumePlan
 from reconciler.errors import InvalidInput, StoreFault
 from reconciler.store.engine import begin
 from reconciler.store.passes import lock_rows
+from reconciler.store.settlement_sql import array_literal
 from reconciler.store.settlements import (
     DecisionWrite,
     Landed,
@@ -230,3 +232,60 @@ def test_what_makes_no_sense_is_refused_before_any_statement(scene: Scene) -> No
     for bad in ([write, write], [replace(write, settlement=None)], [replace(write, decision=wait, settlement=None)]):
         with pytest.raises(InvalidInput):
             apply(scene, *bad)
+
+
+AWKWARD = [
+    "",
+    "NULL",
+    "null",
+    '"',
+    "\\",
+    "a,b",
+    "{}",
+    "{a}",
+    " a ",
+    "\t",
+    "é",
+    'a"b\\c',
+    "%s",
+    "%(x)s",
+    "it's",
+    "🦉",
+    None,
+]
+
+
+def test_texts_travel_in_arrays_as_they_are(postgresql_url: str, engine_factory: Callable[..., Engine]) -> None:
+    with begin(engine_factory(postgresql_url)) as conn:
+        found = (
+            conn.exec_driver_sql("SELECT unnest(CAST(%(a)s AS text[]))", {"a": array_literal(AWKWARD)}).scalars().all()
+        )
+        assert AWKWARD == found
+        instant = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+        for type_, values in (
+            ("bigint", [1, None, -(2**62)]),
+            ("boolean", [True, False, None]),
+            ("timestamptz", [instant]),
+        ):
+            parameters = {"a": array_literal(values)}
+            read = conn.exec_driver_sql(f"SELECT unnest(CAST(%(a)s AS {type_}[]))", parameters).scalars().all()
+            assert values == read
+
+
+@pytest.mark.parametrize("name", ['it\'s "quoted"', "back\\slash", "{brace},comma", "%(x)s"])
+def test_awkward_ids_are_settled_like_others(scene: Scene, name: str) -> None:
+    scene.session(name, turn(name, said("a1")))
+    scene.submission(name, name)
+    write = DecisionWrite(
+        session_id=name,
+        submission_id=name,
+        status=SubmissionStatus.QUEUED,
+        session_version=2,
+        revision=0,
+        decision=COMPLETED,
+        settlement=ANSWER,
+        note=name,
+    )
+    assert [Landed(name, name, f"submission-settled:{name}")] == apply(scene, write)
+    assert f"submission-settled:{name}" == scene.session_row(name).leaf_entry_id
+    assert name == scene.decision_rows(name, name)[0].note
