@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -73,17 +74,16 @@ def _below(folder: str) -> Iterator[str]:
 
 @contextmanager
 def opened(name: str, stdin: BinaryIO | None = None) -> Iterator[SessionFile]:
-    """Open a session file for reading; ``-`` is *stdin*.
+    """Open a session file for reading; ``-`` is *stdin*, the process's own where none is given.
 
     Raises:
         SourceUnreadable: it isn't there, isn't a regular file, or may not be read.
     """
     if name == STDIN:
-        if stdin is None:
-            raise SourceUnreadable('could not read "-": there is no standard input')
+        given = stdin if stdin is not None else sys.stdin.buffer
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as copy:
             try:
-                shutil.copyfileobj(stdin, copy)
+                shutil.copyfileobj(given, copy)
             except OSError as error:
                 raise SourceUnreadable(f"could not read standard input: {error.strerror}") from error
             size = copy.tell()

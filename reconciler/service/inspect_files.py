@@ -36,6 +36,11 @@ class FileProgress:
     total: int
     phase: str = "reading"
 
+    @property
+    def unit(self) -> str:
+        """Return what is counted."""
+        return {"reading": "bytes", "inspecting": "prompts"}.get(self.phase, "entries")
+
 
 ProgressCallback = Callable[[FileProgress], None]
 
