@@ -301,6 +301,9 @@ class Daemon:
             self._is_ready = True
             emit("daemon.ready", waited_s=round(time.monotonic() - started, 3))
             self._notify.ready(self._status_line())
+            for name in self._ticks.names():
+                if name != "pass":
+                    self._ticks.now(name)
         if report.more and not self._stopping.is_set():
             self._wanted.set()
         return None

@@ -80,6 +80,10 @@ class Clock:
         """Have *name* called at once, unless it is being called."""
         self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
 
+    def names(self) -> list[str]:
+        """Return who is called."""
+        return list(self._called)
+
     def check(self) -> list[str]:
         """Have everybody called who is late by the monotonic clock; return their names."""
         late = []

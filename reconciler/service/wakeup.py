@@ -114,8 +114,9 @@ class Listener:
             try:
                 # Taken out of the pool for good: what listens is nobody else's.
                 pooled = self._engine.raw_connection()
-                pooled.detach()
+                # Asked for before: a detached connection no longer names its driver's.
                 conn: Any = pooled.driver_connection
+                pooled.detach()
                 conn.autocommit = True
                 conn.execute(f'LISTEN "{channel_of(self._engine)}"')
             except Exception:  # noqa: BLE001 - as above

@@ -55,9 +55,9 @@ class Link:
 
     def _connect(self) -> Any:
         pooled = self._engine.raw_connection()
+        conn: Any = pooled.driver_connection
         # Out of the pool for good: what is held here is nobody else's.
         pooled.detach()
-        conn: Any = pooled.driver_connection
         if self._path is None:
             conn.autocommit = True
         else:
