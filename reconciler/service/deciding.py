@@ -22,7 +22,7 @@ from reconciler.errors import ReconcilerError
 from reconciler.service.gather import Gathered, failed, gather
 from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
 from reconciler.service.resume import make_plan, make_settlement, texts_wanted
-from reconciler.store.around import AttemptRow, read_around
+from reconciler.store.around import AttemptRow, Read, read_around
 from reconciler.store.engine import read
 from reconciler.store.facts import attempt_facts, limits_for, submission_facts
 from reconciler.store.passes import DueRow, Key, lock_rows, others_wrote_at
@@ -107,9 +107,12 @@ class Decider:
         self._others: tuple[datetime | None] | None = None
         self._own_limits: dict[str, Limits] = {}
 
-    def decide(self, conn: Connection, rows: Sequence[DueRow]) -> tuple[list[Planned], datetime]:
-        """Decide about *rows*, and return the database's clock by which it was decided."""
-        around = read_around(conn, rows, lock=self._lock)
+    def surroundings(self, conn: Connection, rows: Sequence[DueRow]) -> Read:
+        """Lock the current attempts of *rows*, and read what stands around them, with the database's clock."""
+        return read_around(conn, rows, lock=self._lock)
+
+    def decide(self, conn: Connection, rows: Sequence[DueRow], around: Read) -> list[Planned]:
+        """Decide about *rows* by what stands around them."""
         boot = booted_at(around.now)
         planned = []
         for gathered in gather(conn, rows, around.around, self._limits):
@@ -121,7 +124,7 @@ class Decider:
                 gathered.inspection, facts, around.now, own, jitter=self._jitter(), evidence=gathered.evidence
             )
             planned.append(Planned(gathered, facts, decision, own))
-        return planned, around.now
+        return planned
 
     def plans(self, conn: Connection, planned: Sequence[Planned]) -> dict[Key, ResumePlan | None]:
         """Return the resume plan of each, None where none goes with it; the texts of all are read by one statement.
@@ -222,7 +225,8 @@ def preview(
         rows = lock_rows(conn, [(session_id, submission_id)], lock=False)
         if not rows:
             return None
-        planned, now = decider.decide(conn, rows)
+        around = decider.surroundings(conn, rows)
+        planned = decider.decide(conn, rows, around)
         plans = decider.plans(conn, planned)
     one = planned[0]
-    return Preview(one.gathered.inspection, one.facts, one.decision, plans[one.key], now, rows[0].reconcile_at)
+    return Preview(one.gathered.inspection, one.facts, one.decision, plans[one.key], around.now, rows[0].reconcile_at)

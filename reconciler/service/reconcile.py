@@ -19,32 +19,25 @@ from reconciler.core.model import DEFAULT_LIMITS, Decision, Limits
 from reconciler.core.states import DecisionAction, Reason, SessionOrigin, SubmissionStatus
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import (
-    DatabaseFull,
-    DatabaseInvalid,
-    DatabaseReadOnly,
-    DatabaseUnavailable,
     ReconcilerError,
-    SchemaMismatch,
 )
+from reconciler.service.batches import ENDS_PASS, cursor_of, is_about_rows, one_per_native_session, within_bounds
 from reconciler.service.deciding import Decider, Judge, Planned
 from reconciler.service.report import Decided, PassReport
 from reconciler.store.around import read_around
-from reconciler.store.dialect import db_now
+from reconciler.store.dialect import db_now, is_sqlite
 from reconciler.store.engine import read, run_transaction
 from reconciler.store.passes import Cursor, DueRow, Key, count_due, lock_rows, save_pass, scan_due
 from reconciler.store.settlements import DecisionWrite, Landed, Push, Refused, apply_decisions
 
 __all__ = ["Decided", "Judge", "PassReport", "reconcile_once"]
 
-_NEVER = datetime.max.replace(tzinfo=UTC)
 # A row that can't even be held is looked at again after this.
 _SET_ASIDE_S = 300.0
 # So many rows in a row that can't be written are a fault of the database or of this program, not of the rows.
 _FAILED_IN_ROW_MAX = 20
 # How far the rows that somebody else held are counted.
 _LOCKED_COUNT_MAX = 10_000
-# The whole pass ends at these; anything else is a matter of single rows.
-_ENDS_PASS = (DatabaseUnavailable, DatabaseReadOnly, DatabaseFull, DatabaseInvalid, SchemaMismatch)
 
 
 @dataclass(slots=True)
@@ -55,6 +48,8 @@ class _Batch:
     cursor: Cursor | None = None
     decided: list[Decided] = field(default_factory=list)
     deferred: list[Key] = field(default_factory=list)
+    # Too long a path to be read under the write lock.
+    long: list[Key] = field(default_factory=list)
     # What the pass's row says, where this transaction wrote it.
     saved: dict[str, int] | None = None
 
@@ -152,15 +147,18 @@ class _Pass:
 
         self.report.batches += 1
         try:
-            return self._transaction(find, fresh=True)
-        except _ENDS_PASS as error:
-            if not _is_about_rows(error) or not seen:
+            batch = self._transaction(find, fresh=True)
+        except ENDS_PASS as error:
+            if not is_about_rows(error) or not seen:
                 raise
         except Exception:
             if not seen:
                 raise
+        else:
+            batch.deferred += batch.long
+            return batch
         # Something among these rows can't be written, or read. The rest must not wait for it.
-        batch = _Batch(rows=len(seen), cursor=_cursor(seen[-1]))
+        batch = _Batch(rows=len(seen), cursor=cursor_of(seen[-1]))
         batch.deferred = self._halve([row.key for row in seen])
         return batch
 
@@ -172,16 +170,21 @@ class _Pass:
             size = self._limits.scan_batch_max
             rest = list(keys[size:])
             keys = [*self._by_keys(keys[:size]), *rest]
+        self.report.more = self.report.more or bool(keys)
 
     def _by_keys(self, keys: Sequence[Key]) -> list[Key]:
         try:
-            return self._transaction(lambda conn: lock_rows(conn, keys, lock=not self._dry_run)).deferred
-        except _ENDS_PASS as error:
-            if not _is_about_rows(error):
+            batch = self._transaction(lambda conn: lock_rows(conn, keys, lock=not self._dry_run))
+            for key in batch.long:
+                batch.deferred += self._transaction_after_reading(key).deferred
+        except ENDS_PASS as error:
+            if not is_about_rows(error):
                 raise
             found: ReconcilerError | Exception = error
         except Exception as error:  # noqa: BLE001 - whatever a row does to the transaction, the others go on (I10)
             found = error
+        else:
+            return batch.deferred
         if len(keys) > 1:
             return self._halve(keys)
         self._set_aside(keys[0], found)
@@ -196,20 +199,35 @@ class _Pass:
     def _transaction(self, find: Callable[[Connection], list[DueRow]], *, fresh: bool = False) -> _Batch:
         if self._dry_run:
             with read(self._engine) as conn:
-                batch = self._work(conn, find(conn), fresh)
-        else:
-            before = replace(self.report, settled=dict(self.report.settled))
+                return self._tell(self._work(conn, find(conn), fresh))
+        return self._committed(lambda conn: self._work(conn, find(conn), fresh))
 
-            def work(conn: Connection) -> _Batch:
-                self._reset(before)
-                return self._work(conn, find(conn), fresh)
+    def _transaction_after_reading(self, key: Key) -> _Batch:
+        """Decide about one row in a transaction that reads, then write in another one, under the guard alone (I3)."""
+        with read(self._engine) as conn:
+            rows = lock_rows(conn, [key], lock=False)
+            around = self._decider.surroundings(conn, rows)
+            planned = self._decider.decide(conn, rows, around)
+            plans = self._decider.plans(conn, planned)
+        return self._committed(lambda conn: self._carry_out(conn, planned, plans, db_now(conn), _Batch()))
 
-            try:
-                batch = run_transaction(self._engine, work)
-            except BaseException:
-                self._reset(before)
-                raise
-            self._saved = batch.saved or self._saved
+    def _committed(self, work: Callable[[Connection], _Batch]) -> _Batch:
+        before = replace(self.report, settled=dict(self.report.settled))
+
+        def once(conn: Connection) -> _Batch:
+            # A transaction is tried again as a whole: what it counted is counted anew.
+            self._reset(before)
+            return work(conn)
+
+        try:
+            batch = run_transaction(self._engine, once)
+        except BaseException:
+            self._reset(before)
+            raise
+        self._saved = batch.saved or self._saved
+        return self._tell(batch)
+
+    def _tell(self, batch: _Batch) -> _Batch:
         if batch.decided:
             self._failed_in_row = 0
         if self._on_decision is not None:
@@ -218,7 +236,6 @@ class _Pass:
         return batch
 
     def _reset(self, before: PassReport) -> None:
-        # A transaction is tried again as a whole: what it counted is counted anew.
         self.report.settled = dict(before.settled)
         for name in ("requeued", "held", "advised", "left_alone", "adopted", "conflicts", "unjudged", "judge_after_s"):
             setattr(self.report, name, getattr(before, name))
@@ -229,10 +246,30 @@ class _Pass:
         batch = _Batch(rows=len(rows))
         if not rows:
             return batch
-        batch.cursor = _cursor(rows[-1])
-        taken, batch.deferred = _one_per_native_session(rows)
-        planned, now = self._decider.decide(conn, taken)
+        batch.cursor = cursor_of(rows[-1])
+        taken, batch.deferred = one_per_native_session(rows)
+        around = self._decider.surroundings(conn, taken)
+        taken, long, later = within_bounds(taken, around)
+        if is_sqlite(conn) and not self._dry_run:
+            batch.long = long
+            taken = [row for row in taken if row.key not in long]
+        batch.deferred += later
+        planned = self._decider.decide(conn, taken, around)
         plans = self._decider.plans(conn, planned)
+        return self._carry_out(
+            conn, planned, plans, around.now, batch, scanned=self.report.scanned + (len(rows) if fresh else 0)
+        )
+
+    def _carry_out(
+        self,
+        conn: Connection,
+        planned: Sequence[Planned],
+        plans: Mapping[Key, ResumePlan | None],
+        now: datetime,
+        batch: _Batch,
+        *,
+        scanned: int | None = None,
+    ) -> _Batch:
         writes = [one.write(plans[one.key], self._decided_by) for one in planned if one.decision.is_written]
         pushes = [
             one.push()
@@ -249,7 +286,7 @@ class _Pass:
             self._count(one, plans[one.key], results.get(one.key), batch)
         self.report.finished_at = now
         if any(isinstance(result, Landed) for result in results.values()):
-            batch.saved = self._save(conn, scanned=self.report.scanned + (len(rows) if fresh else 0))
+            batch.saved = self._save(conn, scanned=self.report.scanned if scanned is None else scanned)
         return batch
 
     def _count(self, one: Planned, plan: ResumePlan | None, result: Landed | Refused | None, batch: _Batch) -> None:
@@ -308,8 +345,8 @@ class _Pass:
         text = f"{type(error).__name__}: {error}"[:500]
         try:
             held = run_transaction(self._engine, lambda conn: self._hold(conn, key, text))
-        except _ENDS_PASS as failure:
-            if not _is_about_rows(failure):
+        except ENDS_PASS as failure:
+            if not is_about_rows(failure):
                 raise
             held = False
         except Exception:  # noqa: BLE001 - a row that can't even be held must not end the pass (I10)
@@ -322,8 +359,8 @@ class _Pass:
         try:
             run_transaction(self._engine, lambda conn: self._put_off(conn, key))
             self._left.discard(key)
-        except _ENDS_PASS as failure:
-            if not _is_about_rows(failure):
+        except ENDS_PASS as failure:
+            if not is_about_rows(failure):
                 raise
         except Exception:  # noqa: BLE001, S110 - it stays due, behind the cursor of this pass
             pass
@@ -394,30 +431,3 @@ class _Pass:
             report.locked = max(0, due - len(self._left))
         if self._saved not in (None, self.report.columns()):
             run_transaction(self._engine, self._save)
-
-
-def _is_about_rows(error: ReconcilerError) -> bool:
-    if isinstance(error, DatabaseInvalid):
-        # A value that can't be read (an instant that somebody wrote by hand) comes without the database's own word.
-        return error.detail is None
-    # A statement that takes too long is a matter of its rows.
-    return isinstance(error.detail, Mapping) and error.detail.get("kind") == "timeout"
-
-
-def _cursor(row: DueRow) -> Cursor:
-    return Cursor(row.reconcile_at or _NEVER, row.session_id, row.submission_id)
-
-
-def _one_per_native_session(rows: Sequence[DueRow]) -> tuple[list[DueRow], list[Key]]:
-    # A settlement may move a native session's leaf and does move its version, so what the others were inspected by is
-    # past. In a mirrored session it moves neither what they show nor the leaf.
-    taken, later = [], []
-    native: set[str] = set()
-    for row in rows:
-        if row.x_origin == SessionOrigin.NATIVE and row.session_id in native:
-            later.append(row.key)
-        else:
-            taken.append(row)
-            if row.x_origin == SessionOrigin.NATIVE:
-                native.add(row.session_id)
-    return taken, later

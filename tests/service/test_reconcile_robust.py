@@ -20,6 +20,7 @@ from reconciler.service.reconcile import PassReport, reconcile_once
 from reconciler.store.dialect import is_postgresql
 from reconciler.store.engine import begin
 from reconciler.store.schema import decisions, passes, submissions
+from tests.support.checker import check
 from tests.support.scenes import Scene, chain, result, said, turn
 
 PATIENT = Judge(connected_for_s=lambda: 3600.0)
@@ -460,3 +461,29 @@ def test_a_tail_of_many_steps_after_many_branches_is_decided(scene: Scene) -> No
     scene.running()
     run_pass(scene, limits=Limits(path_piece_entries=4))
     assert ("queued", "tool_results_ready") == (scene.row().status, scene.row().decision_detail)
+
+
+def test_long_tails_are_decided_in_transactions_of_their_own(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reconciler.service import batches
+
+    monkeypatch.setattr(batches, "BATCH_ENTRIES_MAX", 30)
+    for name in ("a", "b", "c"):
+        steps = [step for n in range(40) for step in (said(f"a{n}", "tool_use", "t"), result(f"r{n}", "t"))]
+        scene.session(f"long-{name}", turn("A", *steps))
+        scene.running(f"long-{name}")
+        scene.session(f"short-{name}", turn("A", said("a1")))
+        scene.running(f"short-{name}")
+    report = run_pass(scene)
+    assert (6, 3, 3, 0) == (report.scanned, report.requeued, report.settled["completed"], report.conflicts)
+    assert "tool_results_ready" == scene.row("long-b").decision_detail
+    before = scene.dump()
+    assert 0 == run_pass(scene).scanned
+    assert before == scene.dump()
+
+
+def test_the_independent_checker_finds_nothing_after_a_pass(scene: Scene, database_url: str) -> None:
+    fill(scene)
+    run_pass(scene)
+    found = [str(violation) for violation in check(database_url)]
+    # The scenes are rows without a past: they have entries without payloads, and no admission.
+    assert [] == [text for text in found if not text.startswith("lost")]
