@@ -408,14 +408,13 @@ def _tail(payload: Payload, style: Style) -> list[str]:
 _PROBLEMS_SHOWN: Final = 20
 
 _VERDICT_COLUMNS: Final = (
-    Column("FILE", lambda row: row["file"].rpartition("/")[2], shrinks=True, least=40),
+    Column("FILE", lambda row: row["file"].rpartition("/")[2], shrinks=True, least=36),
     Column("SUBMISSION", lambda row: row["submission_id"], shrinks=True, least=9),
     Column("STATE", lambda row: row["state"], coloured=True),
     Column("DETAIL", lambda row: row["detail"]),
     Column("DECIDED BY", lambda row: row["deciding_entry_id"], shrinks=True, least=9),
-    Column("OPEN CALLS", lambda row: ", ".join(row["unresolved_tool_calls"]), shrinks=True, least=10),
-    Column("STOPPED BY", lambda row: row["stopped_by"]),
-    Column("DAMAGE", lambda row: row["integrity"]),
+    Column("OPEN", lambda row: len(row["unresolved_tool_calls"]) or None, right=True),
+    Column("NOTE", lambda row: row["integrity"] or (row["stopped_by"] and f"stopped by {row['stopped_by']}")),
 )
 
 
