@@ -14,6 +14,7 @@ from sqlalchemy.engine import Engine
 from reconciler.core.classifier import inspect_session
 from reconciler.core.model import Inspection, Limits, SessionEntry
 from reconciler.service.gather import Gathered, gather
+from reconciler.service.reconcile import reconcile_once
 from reconciler.store.around import read_around
 from reconciler.store.engine import read
 from reconciler.store.passes import lock_rows
@@ -258,3 +259,28 @@ def test_a_writer_that_is_not_write_ahead_leaves_room_for_unlogged_calls(scene: 
     scene.submission("unsure")
     found = gathered(scene.engine, [("sure", "A"), ("unsure", "A")])
     assert [False, True] == [found[name, "A"].inspection.unlogged_calls_possible for name in ("sure", "unsure")]
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="the incidents (../shared/cases) are not beside this checkout")
+@pytest.mark.parametrize("origin", ["native", "mirrored"])
+def test_a_pass_over_the_incidents_does_what_their_state_asks_for(scene: Scene, origin: str) -> None:
+    # R8 is about mirrored sessions only: without it a native session shows what its leaf shows.
+    cases = [case for case in load_cases() if case["current_attempt_id"] is None]
+    for case in cases:
+        scene.session(case["id"], in_order(case_entries(case)), leaf=case["leaf_entry_id"], origin=origin)
+        scene.submission(case["id"], case["submission_id"])
+    report = reconcile_once(scene.engine, jitter=lambda: 0.0)
+    assert (len(cases), 0, 0) == (report.scanned, report.set_aside, report.conflicts)
+    for case in cases:
+        row = scene.row(case["id"], case["submission_id"])
+        if case["expect"]["state"] == "completed":
+            assert ("settled", "completed") == (row.status, row.outcome), case["id"]
+        elif case["expect"]["integrity"]:
+            assert row.held_reason == "integrity_hold", case["id"]
+        else:
+            assert row.outcome != "completed", case["id"]
+            assert row.held_at is None, case["id"]
+            assert row.status == "settled" or row.plan is not None, case["id"]
+    before = scene.dump()
+    assert reconcile_once(scene.engine).scanned == 0
+    assert before == scene.dump()
