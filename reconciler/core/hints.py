@@ -158,6 +158,11 @@ def _many(count: int, one: str, more: str | None = None) -> str:
     return f"{count} {one}" if count == 1 else f"{count} {more or one + 's'}"
 
 
+def _did(payload: Payload, done: str, planned: str) -> str:
+    """Return what an act did, or what its dry run says that it would."""
+    return planned if payload.get("dry_run") is True else done
+
+
 def _some(texts: list[str]) -> str:
     """Return the texts in a row, the first three of them where there are more."""
     shown = ", ".join(texts[:3])
@@ -229,7 +234,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "list",
         "held",
         _counts("held"),
-        lambda value, _p: f"this pass held {_many(value, 'submission')} for a person",
+        lambda value, p: f"this pass {_did(p, 'held', 'would hold')} {_many(value, 'submission')} for a person",
     ),
     FollowupHintRule(
         "once",
@@ -252,7 +257,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "list",
         "settled.failed",
         _counts("settled.failed"),
-        lambda value, _p: f"this pass settled {_many(value, 'submission')} as failed",
+        lambda value, p: f"this pass {_did(p, 'settled', 'would settle')} {_many(value, 'submission')} as failed",
     ),
     # list
     FollowupHintRule(

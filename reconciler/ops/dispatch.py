@@ -131,7 +131,7 @@ def _write_audit(asked: Asked, reply: Reply) -> None:
     record(asked, reply)
 
 
-_SECRET: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*):(?P<secret>[^\s@]+)@")
+_SECRET: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*):(?P<secret>[^\s\"]+)@")
 _SECRET_PARAMETER: Final = re.compile(r"(?P<name>[?&](?:password|sslpassword|passfile)=)[^&\s]+")
 _MASK: Final = "***"
 

@@ -16,6 +16,7 @@ from reconciler import __version__
 from reconciler.entrypoints.cli import main
 from reconciler.ops.registry import REGISTRY
 from tests.ops.schema_check import faults
+from tests.support.databases import PostgreSQLDatabases
 
 SESSIONS = Path(__file__).parents[2] / "examples" / "sessions"
 
@@ -166,8 +167,46 @@ def test_files_are_inspected_without_any_database(run: Run, tmp_path: Path) -> N
     assert ("continuable", "tool_calls_unresolved") == (submission["state"], submission["detail"])
     assert 3 == run("inspect", str(SESSIONS / "claude-lost-lines.jsonl")).code
     assert [] == list(tmp_path.iterdir())
-    for bad in ("nowhere.jsonl",):
-        assert 1 == run("inspect", bad, "--json").code
+    refused = run("inspect", "nowhere.jsonl", "--json")
+    assert (1, "source_unreadable") == (refused.code, refused.json["error"]["code"])
+
+
+def test_the_same_verbs_work_on_postgresql(run: Run, postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECONCILER_DATABASE_URL", postgresql_url)
+    assert 3 == run("import", str(SESSIONS), "--own", "--force").code
+    done = run("once", "--json")
+    assert (3, {"completed": 3, "failed": 0, "aborted": 1}) == (done.code, done.json["settled"])
+    assert "repair_tools" in run("explain", "6fb18002").out
+    assert "| o " in run("show", "d0674fdb-b444-764b-855a-309b2e7d7b37").out
+    assert 0 == run("abort", "6fb18002", "--reason", "asked for").code
+    assert {"completed": 0, "failed": 0, "aborted": 1} == run("once", "--json").json["settled"]
+    assert [] == run("db", "check", "--json").json["differences"]
+
+
+def test_what_has_no_schema_on_postgresql_is_made_on_purpose(
+    run: Run, postgresql_databases: PostgreSQLDatabases
+) -> None:
+    url = postgresql_databases.empty()
+    refused = run("submit", "s", "p", "1", "--database", url, "--json")
+    assert (1, "schema_mismatch") == (refused.code, refused.json["error"]["code"])
+    assert "db upgrade" in refused.json["error"]["hint"]
+    assert 0 == run("db", "upgrade", "--database", url).code
+    assert 0 == run("submit", "s", "p", "1", "--database", url).code
+
+
+def test_a_database_that_stays_locked_is_exit_code_75(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.sqlite3'}"
+    assert 0 == run("submit", "s", "p", "1", "--database", url).code
+    other = sqlite3.connect(tmp_path / "x.sqlite3", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        # Reading goes on; writing waits a while, then says so.
+        assert 0 == run("status", "--database", url).code
+        locked = run("abort", "p", "--database", url, "--json")
+    finally:
+        other.close()
+    assert (75, "database_unavailable") == (locked.code, locked.json["error"]["code"])
+    assert 0 == run("abort", "p", "--database", url).code
 
 
 # --- payloads --------------------------------------------------------------------------------------------------------
@@ -251,7 +290,9 @@ def test_a_configuration_that_is_wrong_is_refused_before_anything(run: Run, tmp_
     (tmp_path / "c.toml").write_text("[limits]\nattempts_max = 0\n")
     ran = run("submit", "s", "p", "1", "--config", "c.toml", "--json")
     assert (1, "configuration_invalid") == (ran.code, ran.json["error"]["code"])
-    assert "did you mean" in run("status", "--context", "x", "--config", "/dev/null").err or True
+    assert "there is no configuration file" in run("status", "--config", "nowhere.toml").err
+    (tmp_path / "d.toml").write_text('[contexts.prod]\nurl = "sqlite:///x"\n')
+    assert 'did you mean "prod"?' in run("status", "--context", "prud", "--config", "d.toml").err
 
 
 # --- hostile texts ---------------------------------------------------------------------------------------------------
