@@ -27,11 +27,12 @@ _SECTIONS: Final = (
     ("Keep house", ("db", "config", "doctor", "fsck", "prune", "export", "mcp", "completion")),
 )
 
-# Verbs that are no question and no act: module and the name of its click command.
+# Verbs that are no question and no act: module, the name of its click command, and its summary, which the help shows
+# without loading it.
 _OTHERS: Final = {
-    "run": ("reconciler.entrypoints.daemon", "command"),
-    "mcp": ("reconciler.entrypoints.mcp_server", "command"),
-    "completion": ("reconciler.entrypoints.commands.completion", "command"),
+    "run": ("reconciler.entrypoints.daemon", "command", "Run the daemon: passes, schedule, signs of life"),
+    "mcp": ("reconciler.entrypoints.mcp_server", "command", "Offer the questions to agents as tools (MCP)"),
+    "completion": ("reconciler.entrypoints.commands.completion", "command", "Print the completion of a shell"),
 }
 
 _HELP: Final = """Settle or requeue what crashed agent sessions left behind, and say why.
@@ -58,7 +59,7 @@ class _Verbs(click.Group):
         }
         if self._prefix:
             return sorted(names)
-        names |= {name for name, (module, _) in _OTHERS.items() if _is_there(module)}
+        names |= {name for name, (module, _, _) in _OTHERS.items() if _is_there(module)}
         order = [name for _, section in _SECTIONS for name in section]
         return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
@@ -68,12 +69,13 @@ class _Verbs(click.Group):
         if name in REGISTRY:
             from reconciler.entrypoints.commands.special import SPECIAL
 
-            return SPECIAL[name]() if name in SPECIAL else make_command(REGISTRY[name])
+            command = SPECIAL[name]() if name in SPECIAL else make_command(REGISTRY[name])
+            return _with_further(name, cmd_name, command) if _has_further(name) else command
         if not self._prefix and cmd_name in _OTHERS and _is_there(_OTHERS[cmd_name][0]):
-            module, attribute = _OTHERS[cmd_name]
+            module, attribute, _ = _OTHERS[cmd_name]
             found: click.Command = getattr(import_module(module), attribute)
             return found
-        if any(entry.startswith(f"{name} ") for entry in REGISTRY):
+        if _has_further(name):
             return _Verbs(
                 prefix=f"{name} ",
                 name=cmd_name,
@@ -107,8 +109,40 @@ class _Verbs(click.Group):
         entry = REGISTRY.get(self._prefix + name)
         if entry is not None:
             return entry.summary
+        if not self._prefix and name in _OTHERS:
+            return _OTHERS[name][2]
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(100)
+
+
+def _has_further(name: str) -> bool:
+    return any(entry.startswith(f"{name} ") for entry in REGISTRY)
+
+
+def _with_further(name: str, cmd_name: str, command: click.Command) -> click.Group:
+    """Return a verb that has further words too: `prune`, and `prune forget`."""
+
+    def callback(**given: Any) -> None:
+        ctx = click.get_current_context()
+        if ctx.invoked_subcommand is None:
+            ctx.invoke(command, **given)
+            return
+        globals_of(ctx).take(given)
+        said = [text for text in given if ctx.get_parameter_source(text) is click.core.ParameterSource.COMMANDLINE]
+        if said:
+            raise click.UsageError(f"{said[0]!r} belongs to {name!r} alone, not to {ctx.invoked_subcommand!r}", ctx)
+
+    return _Verbs(
+        prefix=f"{name} ",
+        name=cmd_name,
+        callback=callback,
+        params=command.params,
+        help=command.help,
+        short_help=command.short_help,
+        epilog=command.epilog,
+        invoke_without_command=True,
+        context_settings=command.context_settings,
+    )
 
 
 def _is_there(module: str) -> bool:

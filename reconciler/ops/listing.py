@@ -11,7 +11,7 @@ from reconciler.core.states import DecisionAction
 from reconciler.errors import InvalidInput
 from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import parse_instant
-from reconciler.ops.registry import PAGE_ROWS_MAX
+from reconciler.ops.parameters import PAGE_ROWS_MAX
 from reconciler.ops.values import from_token, instant, to_token
 from reconciler.store.listing import TAIL_OVERLAP_S, Filters, Place, Which, decisions_since, submissions_page
 from reconciler.store.queries import Row

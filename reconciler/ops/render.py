@@ -179,6 +179,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int],
     return "  ".join(shown).rstrip()
 
 
+def pairs(values: Sequence[tuple[str, object]], style: Style) -> list[str]:
+    """Return names and values, one a line; what has no value is left out."""
+    shown = [(name, plain(value)) for name, value in values if value is not None and value != ""]
+    width = max((len(name) for name, _ in shown), default=0)
+    return [f"{style.dim(name.ljust(width))}  {value}" for name, value in shown]
+
+
 # --- time ------------------------------------------------------------------------------------------------------------
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from reconciler import __version__
-from reconciler.entrypoints.cli import main
+from reconciler.entrypoints.cli import main, make_cli
 from reconciler.ops.registry import REGISTRY
 from tests.ops.schema_check import faults
 from tests.support.databases import PostgreSQLDatabases
@@ -135,6 +136,18 @@ def test_the_help_of_every_verb_has_its_examples(run: Run) -> None:
         assert entry.examples[0].command in ran.out
         assert name.split()[0] in whole.out
     assert f"reconciler {__version__}" == run("--version").out.strip()
+
+
+def test_the_help_says_of_every_verb_what_the_verb_says_of_itself() -> None:
+    cli = make_cli()
+    with click.Context(cli, info_name="reconciler") as ctx:
+        for name in cli.list_commands(ctx):
+            command = cli.get_command(ctx, name)
+            assert command is not None
+            if not isinstance(command, click.Group):
+                formatter = click.HelpFormatter(width=200)
+                cli.format_commands(ctx, formatter)
+                assert command.get_short_help_str(200) in formatter.getvalue()
 
 
 def test_the_whole_incident_in_commands(run: Run) -> None:
