@@ -218,6 +218,18 @@ MEANINGS: Mapping[str, str] = {
     "daemon.sweep": "when settled work is verified: a cron line in UTC; empty for never",
     "daemon.sweep_rows_max": "rows of one sweep",
     "daemon.prune": "when old work is pruned: a cron line in UTC; empty for never",
+    "daemon.keep_completed_days": "days that completed submissions are kept, with attempts and decisions; 0 for ever",
+    "daemon.keep_failed_days": "days that failed ones are kept; 0 for ever",
+    "daemon.keep_aborted_days": "days that aborted ones are kept; 0 for ever",
+    "daemon.keep_unacknowledged_days": "days that outcomes are kept that nobody took note of; 0 for ever",
+    "daemon.keep_entries_days": "days that entries of a session are kept of which every submission is gone; 0 for ever",
+    "daemon.keep_payloads_days": "days that the texts of settled sessions are kept; 0 for as long as their entries",
+    "daemon.keep_decisions_days": "days that decisions are kept; 0 for as long as their submission",
+    "daemon.keep_passes_days": "days that passes are kept; 0 for ever",
+    "daemon.keep_slots_days": "days that schedule slots are kept; 0 for ever",
+    "daemon.keep_instances_days": "days that instances are kept that are gone; 0 for ever",
+    "daemon.keep_operations_days": "days that finished bulk operations are kept; 0 for ever",
+    "daemon.keep_audit_days": "days that the audit is kept; 0 for ever",
     "daemon.owner": "its name among the instances; the host's name where empty",
 }
 
@@ -274,9 +286,13 @@ def configuration_page() -> str:
     """Return the list of settings."""
     head = _CONFIGURATION.format(made=_MADE, jobs=", ".join(f"`{key}`" for key in JOB_KEYS))
     defaults = Settings(database_url="", database_source="")
+    variables = environment_variables()
+    silent = sorted(set(variables.values()) - set(MEANINGS))
+    if silent:
+        raise LookupError(f"say in MEANINGS of {__file__} what these settings mean: {', '.join(silent)}")
     rows = [
         f"| `{key}` | `{variable}` | {_default(defaults, key)} | {MEANINGS[key]} |"
-        for variable, key in environment_variables().items()
+        for variable, key in variables.items()
     ]
     return head + "\n".join(rows) + "\n"
 
