@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from reconciler.core.states import Reason
+from reconciler.ops.asking import Desk
 from reconciler.store.schema import metadata, submissions
 from tests.ops.conftest import SESSIONS, Front
 
@@ -248,9 +251,13 @@ def test_the_schema_is_shown_and_compared(front: Front) -> None:
     assert [] == front.get("db upgrade", dry_run=True)["applied"]
 
 
-def test_a_table_changed_by_hand_is_noticed(front: Front, engine: Engine) -> None:
+def test_a_table_changed_by_hand_is_noticed(
+    database_factory: Callable[[], str], engine_factory: Callable[..., Engine]
+) -> None:
+    # A database of its own: the shared one is used by other tests.
+    engine = engine_factory(database_factory())
     with engine.begin() as conn:
         conn.execute(sa.text("DROP VIEW v_passes"))
-    answer = front.ask("db check")
+    answer = Front(Desk(make_engine=lambda **_: engine, name_database=lambda: "test")).ask("db check")
     assert 1 == answer.exit_code
     assert ["view v_passes is missing"] == answer.payload["differences"]
