@@ -180,6 +180,12 @@ class UnknownFormat(OperatorFault):
     default_hint = "name the format with --format"
 
 
+class SourceVersionUnknown(OperatorFault):
+    """The source is of a known program, in a version whose tables or lines aren't known."""
+
+    code = "source_version_unknown"
+
+
 class NothingSelected(OperatorFault):
     """The filter is empty: a bulk act needs a filter that says what it means."""
 
