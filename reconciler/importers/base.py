@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from reconciler.core.canonical import canonical_json_parsed
@@ -28,11 +27,20 @@ NO_MODEL_ERROR_RETRY: Final = frozenset({400, 401, 403, 404, 405, 413, 414, 422}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in the file that could not be taken as it stands. ``line`` is from 1; None where no line is meant."""
+    """Something in the source that could not be taken as it stands.
+
+    ``line`` is from 1; None where no line is meant. ``place`` is where it stands in a database: table and row.
+    """
 
     line: int | None
     code: str
     message: str
+    place: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return it as the JSON answers have it."""
+        found: dict[str, Any] = {"line": self.line, "code": self.code, "message": self.message}
+        return found if self.place is None else {**found, "place": self.place}
 
 
 class Problems:
@@ -43,11 +51,11 @@ class Problems:
         self._kept: list[Problem] = []
         self.count = 0
 
-    def add(self, line: int | None, code: str, message: str) -> None:
+    def add(self, line: int | None, code: str, message: str, place: str | None = None) -> None:
         """Note a problem."""
         self.count += 1
         if len(self._kept) < self._limit:
-            self._kept.append(Problem(line, code, message))
+            self._kept.append(Problem(line, code, message, place))
 
     def listed(self) -> tuple[Problem, ...]:
         """Return the kept problems by line, and one more that says how many there were beyond them."""
@@ -69,6 +77,10 @@ class PayloadSink(Protocol):
         """Return False where payloads are thrown away, so that nobody makes them."""
         ...
 
+    def restart(self) -> None:
+        """Forget what was taken: the source changed while it was read, and is read again."""
+        ...
+
 
 class NullSink:
     """Throws payloads away: for looking at a file without keeping it."""
@@ -76,6 +88,9 @@ class NullSink:
     wants_payloads = False
 
     def payload(self, line: int, text: str) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
         """Do nothing."""
 
 
@@ -117,7 +132,8 @@ class ImportedSession:
 
     ``entries`` are sorted so that a parent comes before its children (save in a cycle). ``submissions`` are in the
     order of admission. ``leaf_known_empty``: the source says that the active position is before the first entry.
-    ``response_may_grow``: the last response keeps no sign of its end, so its writer may still be at it.
+    ``response_may_grow``: the last response keeps no sign of its end, so its writer may still be at it. ``waits_for``
+    says what the turn deliberately waits for, where the source records that: it isn't crashed.
     """
 
     session_id: str
@@ -126,6 +142,7 @@ class ImportedSession:
     leaf_known_empty: bool
     submissions: tuple[ImportedSubmission, ...]
     response_may_grow: bool = False
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +183,6 @@ class Source:
     progress: Progress | None = None
     line_bytes_max: int = LINE_BYTES_MAX
     prefix_bytes: int | None = None
-
-    @classmethod
-    def of_path(cls, stream: BinaryIO, path: Path, **more: Any) -> Source:
-        """Return the source for an opened file."""
-        return cls(stream, path.stem, **more)
 
 
 class Reading:

@@ -34,6 +34,14 @@ class Spool:
         self._lines.append(line)
         self._ends.append(self._end)
 
+    def restart(self) -> None:
+        """Forget what was kept."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._lines = array("Q")
+        self._ends = array("Q")
+        self._end = 0
+
     def text(self, lines: Sequence[int]) -> str:
         """Return the payload of an entry that was made of *lines*: an array where there are several."""
         if len(lines) == 1:
