@@ -14,6 +14,7 @@ import click
 from reconciler import __version__
 from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of, make_command, usage_exit
+from reconciler.ops.asking import EXIT_USAGE
 from reconciler.ops.registry import REGISTRY
 
 EXIT_INTERRUPTED: Final = 130
@@ -33,6 +34,14 @@ _OTHERS: Final = {
     "run": ("reconciler.entrypoints.daemon", "command", "Run the daemon: passes, schedule, signs of life"),
     "mcp": ("reconciler.entrypoints.mcp_server", "command", "Offer the questions to agents as tools (MCP)"),
     "completion": ("reconciler.entrypoints.commands.completion", "command", "Print the completion of a shell"),
+}
+
+# Verbs of two words, by their first.
+_GROUPS: Final = {
+    "config": "The settings in force",
+    "db": "The database's schema: look at it, compare it, upgrade it",
+    "refine": "The refine gate: epochs of candidate edits, their budgets and steps",
+    "schedule": "Scheduled jobs and their slots",
 }
 
 _HELP: Final = """Settle or requeue what crashed agent sessions left behind, and say why.
@@ -79,7 +88,8 @@ class _Verbs(click.Group):
             return _Verbs(
                 prefix=f"{name} ",
                 name=cmd_name,
-                help=f"{', '.join(entry for entry in REGISTRY if entry.startswith(f'{name} '))}.",
+                help=f"{_GROUPS.get(name, name)}.",
+                short_help=_GROUPS.get(name, name),
                 context_settings={"help_option_names": ["-h", "--help"]},
             )
         return None
@@ -187,6 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         result = make_cli().main(args=args, prog_name="reconciler", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        terminal.write_err(error.format_message())
+        return EXIT_USAGE
     except click.UsageError as error:
         hint = None if error.ctx is None else f"see `{error.ctx.command_path} --help`"
         return usage_exit(error.format_message(), as_json="--json" in args, hint=hint)

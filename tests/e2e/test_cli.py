@@ -120,11 +120,13 @@ def test_flags_may_stand_before_the_verb_and_after_it(run: Run, tmp_path: Path) 
 
 
 def test_usage_errors_are_exit_code_2_in_words_and_in_json(run: Run) -> None:
-    for args in ((), ("staus",), ("list", "--limit", "many"), ("list", "--nope"), ("show",), ("db", "nope")):
-        if args:
-            assert 2 == run(*args).code
-            assert "usage" == run(*args, "--json").json["error"]["code"]
+    for args in (("staus",), ("list", "--limit", "many"), ("list", "--nope"), ("show",), ("db", "nope")):
+        assert 2 == run(*args).code
+        assert "usage" == run(*args, "--json").json["error"]["code"]
     assert "Did you mean 'status'?" in run("staus").err
+    for args in ((), ("db",)):
+        bare = run(*args)
+        assert (2, "", True) == (bare.code, bare.out, bare.err.startswith("Usage: reconciler"))
 
 
 def test_the_help_of_every_verb_has_its_examples(run: Run) -> None:
@@ -144,10 +146,10 @@ def test_the_help_says_of_every_verb_what_the_verb_says_of_itself() -> None:
         for name in cli.list_commands(ctx):
             command = cli.get_command(ctx, name)
             assert command is not None
-            if not isinstance(command, click.Group):
-                formatter = click.HelpFormatter(width=200)
-                cli.format_commands(ctx, formatter)
-                assert command.get_short_help_str(200) in formatter.getvalue()
+            formatter = click.HelpFormatter(width=200)
+            cli.format_commands(ctx, formatter)
+            assert command.get_short_help_str(200) in formatter.getvalue()
+            assert name != command.get_short_help_str(200)
 
 
 def test_the_whole_incident_in_commands(run: Run) -> None:
