@@ -64,7 +64,8 @@ SELECT
   s.releases AS releases,
   s.revision AS revision,
   e.version AS session_version,
-  e.leaf_entry_id AS leaf_entry_id
+  e.leaf_entry_id AS leaf_entry_id,
+  CAST(EXTRACT(EPOCH FROM (statement_timestamp() - s.admitted_at)) AS double precision) AS pending_for_s
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
@@ -110,7 +111,8 @@ SELECT
   s.releases AS releases,
   s.revision AS revision,
   e.version AS session_version,
-  e.leaf_entry_id AS leaf_entry_id
+  e.leaf_entry_id AS leaf_entry_id,
+  ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(s.admitted_at)) * 86400.0) AS pending_for_s
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
@@ -131,7 +133,8 @@ SELECT
   s.current_attempt_id AS attempt_id,
   s.crashes_in_row AS crashes_in_row,
   s.attempts_spent AS attempts_spent,
-  s.admitted_at AS admitted_at
+  s.admitted_at AS admitted_at,
+  CASE WHEN s.held_at IS NOT NULL THEN CAST(EXTRACT(EPOCH FROM (statement_timestamp() - s.held_at)) AS double precision) WHEN s.status = 'running' AND a.lease_expires_at <= statement_timestamp() THEN CAST(EXTRACT(EPOCH FROM (statement_timestamp() - a.lease_expires_at)) AS double precision) WHEN s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing' THEN CAST(EXTRACT(EPOCH FROM (statement_timestamp() - l.ended_at)) AS double precision) WHEN s.reconcile_at <= statement_timestamp() THEN CAST(EXTRACT(EPOCH FROM (statement_timestamp() - s.reconcile_at)) AS double precision) ELSE CAST(EXTRACT(EPOCH FROM (statement_timestamp() - s.not_before)) AS double precision) END AS for_s
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
@@ -151,7 +154,8 @@ SELECT
   s.current_attempt_id AS attempt_id,
   s.crashes_in_row AS crashes_in_row,
   s.attempts_spent AS attempts_spent,
-  s.admitted_at AS admitted_at
+  s.admitted_at AS admitted_at,
+  CASE WHEN s.held_at IS NOT NULL THEN ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(s.held_at)) * 86400.0) WHEN s.status = 'running' AND a.lease_expires_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z') THEN ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(a.lease_expires_at)) * 86400.0) WHEN s.status = 'queued' AND l.end_kind = 'released' AND l.end_reason = 'capability_missing' THEN ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(l.ended_at)) * 86400.0) WHEN s.reconcile_at <= (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z') THEN ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(s.reconcile_at)) * 86400.0) ELSE ((julianday((strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')) - julianday(s.not_before)) * 86400.0) END AS for_s
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 LEFT JOIN attempts a ON a.session_id = s.session_id AND a.attempt_id = s.current_attempt_id
@@ -181,7 +185,9 @@ SELECT
   s.provider_errors AS provider_errors,
   s.redispatches AS redispatches,
   s.acknowledged_at AS acknowledged_at,
-  (s.late_evidence IS NOT NULL) AS has_late_evidence
+  (s.late_evidence IS NOT NULL) AS has_late_evidence,
+  to_char(s.settled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24') AS settled_hour,
+  to_char(s.settled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS settled_day
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 WHERE s.status = 'settled'""",
@@ -206,7 +212,9 @@ SELECT
   s.provider_errors AS provider_errors,
   s.redispatches AS redispatches,
   s.acknowledged_at AS acknowledged_at,
-  (s.late_evidence IS NOT NULL) AS has_late_evidence
+  (s.late_evidence IS NOT NULL) AS has_late_evidence,
+  substr(s.settled_at, 1, 13) AS settled_hour,
+  substr(s.settled_at, 1, 10) AS settled_day
 FROM submissions s
 LEFT JOIN sessions e ON e.id = s.session_id
 WHERE s.status = 'settled'""",
@@ -285,7 +293,8 @@ SELECT
   CAST(EXTRACT(EPOCH FROM (a.ended_at - a.claimed_at)) AS double precision) AS lasted_s,
   a.spent_redispatch AS spent_redispatch,
   a.spent_sub_turn AS spent_sub_turn,
-  a.sub_turn_added AS sub_turn_added
+  a.sub_turn_added AS sub_turn_added,
+  CAST(EXTRACT(EPOCH FROM (COALESCE(a.ended_at, statement_timestamp()) - COALESCE(a.progress_at, a.claimed_at))) AS double precision) AS since_progress_s
 FROM attempts a""",
         "sqlite": """\
 SELECT
@@ -308,7 +317,8 @@ SELECT
   ((julianday(a.ended_at) - julianday(a.claimed_at)) * 86400.0) AS lasted_s,
   a.spent_redispatch AS spent_redispatch,
   a.spent_sub_turn AS spent_sub_turn,
-  a.sub_turn_added AS sub_turn_added
+  a.sub_turn_added AS sub_turn_added,
+  ((julianday(COALESCE(a.ended_at, (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z'))) - julianday(COALESCE(a.progress_at, a.claimed_at))) * 86400.0) AS since_progress_s
 FROM attempts a""",
     },
     "v_passes": {
@@ -502,6 +512,102 @@ SELECT
   t.result AS result
 FROM schedule_slots t
 LEFT JOIN schedule_jobs j ON j.job = t.job""",
+    },
+    "v_refine_steps": {
+        "postgresql": """\
+SELECT
+  r.subject AS subject,
+  r.epoch AS epoch,
+  r.number AS number,
+  r.step_key AS step_key,
+  r.edit_id AS edit_id,
+  r.candidate_score AS candidate_score,
+  r.verdict AS verdict,
+  r.best_score AS best_score,
+  r.used AS used,
+  r.evicted_edit_id AS evicted_edit_id,
+  r.stepped_at AS stepped_at
+FROM refine_steps r""",
+        "sqlite": """\
+SELECT
+  r.subject AS subject,
+  r.epoch AS epoch,
+  r.number AS number,
+  r.step_key AS step_key,
+  r.edit_id AS edit_id,
+  r.candidate_score AS candidate_score,
+  r.verdict AS verdict,
+  r.best_score AS best_score,
+  r.used AS used,
+  r.evicted_edit_id AS evicted_edit_id,
+  r.stepped_at AS stepped_at
+FROM refine_steps r""",
+    },
+    "v_rejected_edits": {
+        "postgresql": """\
+SELECT
+  r.subject AS subject,
+  r.edit_id AS edit_id,
+  r.worst_drop AS worst_drop,
+  r.count AS count,
+  r.first_at AS first_at,
+  r.last_at AS last_at,
+  r.forgiven_at AS forgiven_at
+FROM rejected_edits r""",
+        "sqlite": """\
+SELECT
+  r.subject AS subject,
+  r.edit_id AS edit_id,
+  r.worst_drop AS worst_drop,
+  r.count AS count,
+  r.first_at AS first_at,
+  r.last_at AS last_at,
+  r.forgiven_at AS forgiven_at
+FROM rejected_edits r""",
+    },
+    "v_audit": {
+        "postgresql": """\
+SELECT
+  u.id AS audit_id,
+  u.at AS at,
+  u.operator AS operator,
+  u.verb AS verb,
+  u.session_id AS session_id,
+  u.submission_id AS submission_id,
+  u.subject AS subject,
+  u.reason AS reason
+FROM audit u""",
+        "sqlite": """\
+SELECT
+  u.id AS audit_id,
+  u.at AS at,
+  u.operator AS operator,
+  u.verb AS verb,
+  u.session_id AS session_id,
+  u.submission_id AS submission_id,
+  u.subject AS subject,
+  u.reason AS reason
+FROM audit u""",
+    },
+    "v_clock": {
+        "postgresql": """\
+SELECT
+  statement_timestamp() AS now,
+  (statement_timestamp() + interval '-1 hours') AS hour_ago,
+  (statement_timestamp() + interval '-24 hours') AS day_ago,
+  (statement_timestamp() + interval '-7 days') AS week_ago,
+  (statement_timestamp() + interval '-30 days') AS month_ago,
+  (statement_timestamp() + interval '+1 hours') AS hour_ahead,
+  (statement_timestamp() + interval '+24 hours') AS day_ahead""",
+        "sqlite": """\
+SELECT
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z') AS now,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '-1 hours') || '000Z') AS hour_ago,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '-24 hours') || '000Z') AS day_ago,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '-7 days') || '000Z') AS week_ago,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '-30 days') || '000Z') AS month_ago,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '+1 hours') || '000Z') AS hour_ahead,
+  (strftime('%Y-%m-%dT%H:%M:%f', 'now', '+24 hours') || '000Z') AS day_ahead""",
     },
 }
 
@@ -878,6 +984,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job", "slot_at", name=op.f("pk_schedule_slots")),
         sqlite_strict=True,
     )
+    op.create_index("ix_schedule_slots_slot_at", "schedule_slots", ["slot_at"], unique=False)
     op.create_index(
         "ix_schedule_slots_taken",
         "schedule_slots",

@@ -462,6 +462,8 @@ schedule_slots = Table(
     CheckConstraint("status IN ('taken', 'done', 'skipped', 'failed')", name="status"),
     CheckConstraint("(status = 'taken') = (finished_at IS NULL)", name="finished_at"),
     Index("ix_schedule_slots_taken", "lease_expires_at", **_partial("status = 'taken'")),
+    # "What did not fire, over all jobs, since yesterday?" A slot is written a few times a minute at most: cheap.
+    Index("ix_schedule_slots_slot_at", "slot_at"),
     sqlite_strict=True,
 )
 

@@ -3,11 +3,12 @@
 A view's columns are a promise: within one `VIEWS_VERSION` columns are only added, at the end. Migrations create the
 views from `create_statements`; `ops` and people read them. This file knows nothing of connections or of who asks.
 
-Each view is written once. Three macros stand for what the databases spell differently: ``NOW()`` is the statement's
-instant by the database's clock, ``SECONDS(a, b)`` the seconds from *a* to *b* as a float, ``JSON_TEXT(column, key)`` a
-text of a stored object. Names are unqualified: on
-PostgreSQL they are resolved by the search path of the migration that creates the view. No view shows message text,
-tool arguments or results, nor a plan's tokens (they are words of the model's answer).
+Each view is written once. Macros stand for what the databases spell differently: ``NOW()`` is the statement's instant
+by the database's clock, ``AT(-1 hours)`` the instant so far from it, ``SECONDS(a, b)`` the seconds from *a* to *b* as a
+float, ``HOUR(a)`` and ``DAY(a)`` the UTC hour and day of *a* as texts that sort, ``JSON_TEXT(column, key)`` a text of a
+stored object. Names are unqualified: on PostgreSQL they are resolved by the search path of the migration that creates
+the view. No view shows message text, tool arguments or results, nor a plan's tokens (they are words of the model's
+answer).
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ class View:
     def select(self, dialect: str) -> str:
         """Return the SELECT behind the view for *dialect* ("sqlite" or "postgresql")."""
         shown = ",\n  ".join(f"{column.sql} AS {column.name}" for column in self.columns)
-        return _spell(f"SELECT\n  {shown}\n{self.source}", dialect)
+        return _spell(f"SELECT\n  {shown}\n{self.source}".rstrip(), dialect)
 
 
-_SECONDS: Final = re.compile(r"SECONDS\(([^(),]+|NOW\(\)), ([^(),]+|NOW\(\))\)")
+_INSTANT: Final = r"(NOW\(\)|COALESCE\((?:[^()]|NOW\(\))+\)|[^(),]+)"
+_SECONDS: Final = re.compile(rf"SECONDS\({_INSTANT}, {_INSTANT}\)")
+_AT: Final = re.compile(r"AT\(([+-]\d+ [a-z]+)\)")
+_HOUR: Final = re.compile(r"HOUR\(([a-z_.]+)\)")
+_DAY: Final = re.compile(r"DAY\(([a-z_.]+)\)")
 _JSON_TEXT: Final = re.compile(r"JSON_TEXT\(([^(),]+), ([a-z_]+)\)")
 
 
@@ -73,10 +78,16 @@ def _spell(template: str, dialect: str) -> str:
     if dialect == "postgresql":
         text = _SECONDS.sub(r"CAST(EXTRACT(EPOCH FROM (\2 - \1)) AS double precision)", template)
         text = _JSON_TEXT.sub(r"(CAST(\1 AS json) ->> '\2')", text)
+        text = _AT.sub(r"(NOW() + interval '\1')", text)
+        text = _HOUR.sub(r"""to_char(\1 AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24')""", text)
+        text = _DAY.sub(r"to_char(\1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')", text)
         # The statement's instant, not clock_timestamp(): a volatile function would keep indexes from being used.
         return text.replace("NOW()", "statement_timestamp()")
     text = _SECONDS.sub(r"((julianday(\2) - julianday(\1)) * 86400.0)", template)
     text = _JSON_TEXT.sub(_json_text_on_sqlite, text)
+    text = _AT.sub(r"(strftime('%Y-%m-%dT%H:%M:%f', 'now', '\1') || '000Z')", text)
+    text = _HOUR.sub(r"substr(\1, 1, 13)", text)
+    text = _DAY.sub(r"substr(\1, 1, 10)", text)
     return text.replace("NOW()", "(strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')")
 
 
@@ -114,12 +125,19 @@ _STUCK_WHY: Final = (
     " WHEN s.reconcile_at <= NOW() THEN 'due'"
     " ELSE 'claimable' END"
 )
+# Since when, for each of these.
+_STUCK_CASES: Final = (
+    ("s.held_at IS NOT NULL", "s.held_at"),
+    ("s.status = 'running' AND a.lease_expires_at <= NOW()", "a.lease_expires_at"),
+    (_BLOCKED, "l.ended_at"),
+    ("s.reconcile_at <= NOW()", "s.reconcile_at"),
+)
 _STUCK_SINCE: Final = (
-    "CASE WHEN s.held_at IS NOT NULL THEN s.held_at"
-    " WHEN s.status = 'running' AND a.lease_expires_at <= NOW() THEN a.lease_expires_at"
-    f" WHEN {_BLOCKED} THEN l.ended_at"
-    " WHEN s.reconcile_at <= NOW() THEN s.reconcile_at"
-    " ELSE s.not_before END"
+    f"CASE {' '.join(f'WHEN {when} THEN {since}' for when, since in _STUCK_CASES)} ELSE s.not_before END"
+)
+_STUCK_FOR: Final = (
+    f"CASE {' '.join(f'WHEN {when} THEN SECONDS({since}, NOW())' for when, since in _STUCK_CASES)}"
+    " ELSE SECONDS(s.not_before, NOW()) END"
 )
 
 
@@ -176,13 +194,14 @@ _ALL: Final = (
             _c("revision", BigInt, "s.revision", "rises with every write to the row"),
             _c("session_version", BigInt, "e.version", "counts the session's entries and leaf moves"),
             _c("leaf_entry_id", IdText, "e.leaf_entry_id", "the end of the session's active path"),
+            _c("pending_for_s", Real, "SECONDS(s.admitted_at, NOW())", "seconds since it was accepted"),
         ),
         _UNSETTLED,
     ),
     View(
         "v_stuck",
         "What waits for somebody: held, its lease ended, due for a pass, blocked, or claimable and not claimed."
-        " Seconds say for how long; a healthy system shows rows of a few seconds.",
+        " `for_s` says for how long; a healthy system shows rows of a few seconds.",
         (
             _c("session_id", IdText, "s.session_id", "the session"),
             _c("submission_id", IdText, "s.id", "the submission"),
@@ -196,6 +215,7 @@ _ALL: Final = (
             _c("crashes_in_row", _INT, "s.crashes_in_row", "crashes in a row without progress"),
             _c("attempts_spent", _INT, "s.attempts_spent", "attempts that count against its budget"),
             _c("admitted_at", UtcDateTime, "s.admitted_at", "when it was accepted"),
+            _c("for_s", Real, _STUCK_FOR, "for how many seconds"),
         ),
         f"{_UNSETTLED}\n  AND (s.held_at IS NOT NULL OR s.reconcile_at <= NOW()"
         " OR (s.status = 'running' AND a.lease_expires_at <= NOW())"
@@ -225,6 +245,8 @@ _ALL: Final = (
             _c("redispatches", _INT, "s.redispatches", "times an unanswered request was sent again"),
             _c("acknowledged_at", UtcDateTime, "s.acknowledged_at", "when its submitter took note of it"),
             _c("has_late_evidence", Flag, "(s.late_evidence IS NOT NULL)", "evidence came after the outcome"),
+            _c("settled_hour", _TEXT, "HOUR(s.settled_at)", "the UTC hour of it, as 2026-05-01T03"),
+            _c("settled_day", _TEXT, "DAY(s.settled_at)", "the UTC day of it, as 2026-05-01"),
         ),
         "FROM submissions s\nLEFT JOIN sessions e ON e.id = s.session_id\nWHERE s.status = 'settled'",
     ),
@@ -281,6 +303,12 @@ _ALL: Final = (
             _c("spent_redispatch", Flag, "a.spent_redispatch", "beginning it cost a redispatch"),
             _c("spent_sub_turn", Flag, "a.spent_sub_turn", "beginning it cost a sub-turn"),
             _c("sub_turn_added", _INT, "a.sub_turn_added", "facts that the sub-turn added"),
+            _c(
+                "since_progress_s",
+                Real,
+                "SECONDS(COALESCE(a.progress_at, a.claimed_at), COALESCE(a.ended_at, NOW()))",
+                "seconds from its last answer or tool result, else its claim, to its end, else to now",
+            ),
         ),
         "FROM attempts a",
     ),
@@ -409,6 +437,68 @@ _ALL: Final = (
         ),
         "FROM schedule_slots t\nLEFT JOIN schedule_jobs j ON j.job = t.job",
     ),
+    View(
+        "v_refine_steps",
+        "What the refine gate said, step by step. Of candidates that cost nothing, those that came with a key.",
+        (
+            _c("subject", IdText, "r.subject", "what is being edited"),
+            _c("epoch", BigInt, "r.epoch", "in which round"),
+            _c("number", BigInt, "r.number", "counts the round's steps"),
+            _c("step_key", IdText, "r.step_key", "the caller's key, to ask again by"),
+            _c("edit_id", IdText, "r.edit_id", "the edit"),
+            _c("candidate_score", Real, "r.candidate_score", "its score"),
+            _c("verdict", _TEXT, "r.verdict", "accepted, rejected, skipped_rejected or budget_exhausted"),
+            _c("best_score", Real, "r.best_score", "the best score after it"),
+            _c("used", _INT, "r.used", "steps spent after it"),
+            _c("evicted_edit_id", IdText, "r.evicted_edit_id", "the rejected edit that had to give way to it"),
+            _c("stepped_at", UtcDateTime, "r.stepped_at", "when"),
+        ),
+        "FROM refine_steps r",
+    ),
+    View(
+        "v_rejected_edits",
+        "The rejected edits of each subject, forgiven ones too.",
+        (
+            _c("subject", IdText, "r.subject", "what is being edited"),
+            _c("edit_id", IdText, "r.edit_id", "the edit"),
+            _c("worst_drop", Real, "r.worst_drop", "the furthest that it fell short of the best score"),
+            _c("count", BigInt, "r.count", "how often it was scored and rejected"),
+            _c("first_at", UtcDateTime, "r.first_at", "when first"),
+            _c("last_at", UtcDateTime, "r.last_at", "when last"),
+            _c("forgiven_at", UtcDateTime, "r.forgiven_at", "set: it may be tried again"),
+        ),
+        "FROM rejected_edits r",
+    ),
+    View(
+        "v_audit",
+        "What people and their agents did by hand, and why.",
+        (
+            _c("audit_id", IdText, "u.id", "the row"),
+            _c("at", UtcDateTime, "u.at", "when"),
+            _c("operator", _TEXT, "u.operator", "who"),
+            _c("verb", _TEXT, "u.verb", "what"),
+            _c("session_id", IdText, "u.session_id", "to which session"),
+            _c("submission_id", IdText, "u.submission_id", "to which submission"),
+            _c("subject", IdText, "u.subject", "to which subject of the refine gate"),
+            _c("reason", _TEXT, "u.reason", "why: the operator's words"),
+        ),
+        "FROM audit u",
+    ),
+    View(
+        "v_clock",
+        "One row: the database's time, and instants to compare with. A query that joins it runs unchanged on both"
+        " databases, and can still use an index.",
+        (
+            _c("now", UtcDateTime, "NOW()", "the statement's instant"),
+            _c("hour_ago", UtcDateTime, "AT(-1 hours)", "an hour before it"),
+            _c("day_ago", UtcDateTime, "AT(-24 hours)", "24 hours before it"),
+            _c("week_ago", UtcDateTime, "AT(-7 days)", "7 days before it"),
+            _c("month_ago", UtcDateTime, "AT(-30 days)", "30 days before it"),
+            _c("hour_ahead", UtcDateTime, "AT(+1 hours)", "an hour after it"),
+            _c("day_ahead", UtcDateTime, "AT(+24 hours)", "24 hours after it"),
+        ),
+        "",
+    ),
 )
 
 PUBLIC_VIEWS: Final[Mapping[str, View]] = MappingProxyType({view.name: view for view in _ALL})
@@ -444,3 +534,7 @@ v_quarantine: Final = _selectable(PUBLIC_VIEWS["v_quarantine"])
 v_refine: Final = _selectable(PUBLIC_VIEWS["v_refine"])
 v_instances: Final = _selectable(PUBLIC_VIEWS["v_instances"])
 v_schedule: Final = _selectable(PUBLIC_VIEWS["v_schedule"])
+v_refine_steps: Final = _selectable(PUBLIC_VIEWS["v_refine_steps"])
+v_rejected_edits: Final = _selectable(PUBLIC_VIEWS["v_rejected_edits"])
+v_audit: Final = _selectable(PUBLIC_VIEWS["v_audit"])
+v_clock: Final = _selectable(PUBLIC_VIEWS["v_clock"])
