@@ -32,7 +32,7 @@ from reconciler.service.reconcile import reconcile_once
 from reconciler.service.report import PassReport
 from reconciler.service.schedule import Schedule, Work
 from reconciler.service.scheduler import Clock
-from reconciler.service.settings import DaemonSettings, system_jobs
+from reconciler.service.settings import DaemonSettings, system_jobs, work_settings
 from reconciler.service.wakeup import Listener, Notifier
 from reconciler.store.engine import name_of, read, require_schema
 from reconciler.store.link import Link
@@ -118,7 +118,7 @@ class Daemon:
             instance_id=self.instance_id,
             limits=configuration.limits,
             work=self._work,
-            work_settings={"sweep_rows_max": settings.sweep_rows_max},
+            work_settings=work_settings(settings),
             metrics=self.metrics,
             admitted=self._hint,
         )
@@ -204,7 +204,7 @@ class Daemon:
         """
         jobs = self._all_jobs(configuration)
         settings = configuration.settings
-        self._schedule.reload(jobs, configuration.limits, {"sweep_rows_max": settings.sweep_rows_max})
+        self._schedule.reload(jobs, configuration.limits, work_settings(settings))
         self._configuration = configuration
         self._contact.gap_s = _gap_s(configuration)
         self._contact.reconnect_max_s = settings.reconnect_max_s
@@ -260,6 +260,9 @@ class Daemon:
     def _rest(self, begun: float) -> None:
         """Wait for a tick or a wake-up. The clock's tick may never come (it was set back): the wait has an end."""
         end = begun + self._configuration.settings.pass_interval_s * (1 + self._configuration.settings.jitter) + 0.5
+        if self._last_pass is not None and (report := self._last_pass[1]).unjudged:
+            # Leases that may not be judged yet: when they may, without waiting for the next tick.
+            end = min(end, begun + max(_WAKE_SPACING_S, report.judge_after_s - self._contact.connected_for_s()) + 0.05)
         feed_s = self._notify.watchdog_s / 2 if self._notify.watchdog_s is not None else 60.0
         while not self._stopping.is_set():
             left = end - time.monotonic()

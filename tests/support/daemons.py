@@ -148,6 +148,8 @@ class DaemonProcess:
             self.process.kill()
         self.process.wait(10)
         self._reader.join(2)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 class NotifySocket:
