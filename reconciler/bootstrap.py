@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reconciler.config import Settings
 from reconciler.core.jobs import Job, jobs_by_name
 from reconciler.ops.asking import Desk, Progress, no_progress
-from reconciler.service.settings import system_jobs
+from reconciler.service.settings import system_jobs, work_settings
 from reconciler.service.system_work import available_work
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def open_desk(
         hints=settings.hints,
         progress=progress,
         jobs=_jobs(settings),
-        work_settings={"sweep_rows_max": settings.daemon.sweep_rows_max},
+        work_settings=work_settings(settings.daemon),
         configuration=configuration(settings),
     )
 
@@ -134,7 +134,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "hints": settings.hints,
         "log.level": settings.log.level,
         "log.format": settings.log.format,
-        **{f"daemon.{name}": value for name, value in dataclasses.asdict(settings.daemon).items()},
         **{f"limits.{name}": value for name, value in dataclasses.asdict(settings.limits).items()},
         **{f"daemon.{name}": value for name, value in dataclasses.asdict(settings.daemon).items()},
         "jobs": [job.name for job in settings.jobs],

@@ -79,7 +79,8 @@ def test_every_error_of_the_package_has_a_code_and_a_sentence() -> None:
 def _parse(group: click.Group, args: list[str], parent: click.Context) -> None:
     name, command, rest = group.resolve_command(parent, args)
     assert command is not None
-    if isinstance(command, click.Group):
+    alone = isinstance(command, click.Group) and command.invoke_without_command and rest[:1] != ["forget"]
+    if isinstance(command, click.Group) and not alone:
         _parse(command, rest, click.Context(command, parent=parent, info_name=name))
         return
     # Making the context parses the options, and calls nothing.

@@ -84,7 +84,7 @@ def _checked(entry: Entry, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(asked: Asked) -> Reply:
     entry, desk = asked.entry, asked.desk
-    if entry.needs_reason and desk.production and not asked.params.get("reason") and not asked.dry_run:
+    if entry.needs_reason and desk.production and not asked.params.get("reason") and entry.changes(asked.params):
         raise InvalidInput(
             f"cannot {entry.name} on {desk.database_name}: it is a production database, and no reason was given",
             hint="say why with --reason TEXT: it stands in the audit",
@@ -114,7 +114,8 @@ def _open(asked: Asked) -> None:
         case Database.READ | Database.WRITE | Database.CREATE:
             from reconciler.store.engine import require_schema
 
-            require_schema(desk.engine, for_writing=entry.database is not Database.READ and not asked.dry_run)
+            writes = entry.database is not Database.READ and entry.changes(asked.params)
+            require_schema(desk.engine, for_writing=writes)
 
 
 def _reader(entry: Entry) -> Any:

@@ -240,6 +240,8 @@ class Entry:
     examples: tuple[Example, ...] = ()
     # It changes something.
     acts: bool = False
+    # The flag without which it only looks; None where it always acts.
+    acts_with: str | None = None
     database: Database = Database.READ
     # An act that plans without doing; the plan is made by the code that does it.
     dry_run: bool = False
@@ -252,6 +254,12 @@ class Entry:
     def parameter(self, name: str) -> Parameter | None:
         """Return the parameter *name*, None where there is none."""
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
+
+    def changes(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a call with *params* changes anything."""
+        if not self.acts or params.get("dry_run"):
+            return False
+        return self.acts_with is None or bool(params.get(self.acts_with))
 
     def input_schema(self) -> dict[str, Any]:
         """Return the JSON schema of its parameters."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from reconciler.errors import InvalidInput
-from reconciler.ops import refine, schedule
+from reconciler.ops import housekeeping, refine, schedule
 from reconciler.ops.declared_acts import ACTS
 from reconciler.ops.declared_questions import QUESTIONS
 from reconciler.ops.entry import Entry
@@ -21,7 +21,9 @@ def _index(entries: tuple[Entry, ...]) -> Mapping[str, Entry]:
     return MappingProxyType({entry.name: entry for entry in entries})
 
 
-REGISTRY: Final[Mapping[str, Entry]] = _index((*QUESTIONS, *ACTS, *refine.ENTRIES, *schedule.ENTRIES))
+REGISTRY: Final[Mapping[str, Entry]] = _index(
+    (*QUESTIONS, *ACTS, *refine.ENTRIES, *schedule.ENTRIES, *housekeeping.ENTRIES)
+)
 
 
 def entry_of(name: str) -> Entry:

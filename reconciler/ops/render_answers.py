@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from reconciler.ops import refine, schedule
+from reconciler.ops import housekeeping, refine, schedule
 from reconciler.ops.render import Column, Payload, Style, ago, pairs, plain, span, table, when
 from reconciler.ops.render_record import explain, show, tail
 
@@ -286,6 +286,7 @@ RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType(
         "submit": _submit,
         **refine.RENDERERS,
         **schedule.RENDERERS,
+        **housekeeping.RENDERERS,
         "db current": _schema,
         "db check": _db_check,
         "db upgrade": _db_upgrade,

@@ -43,6 +43,23 @@ class DaemonSettings:
     sweep: str = "17 * * * *"
     sweep_rows_max: int = 100_000
     prune: str = "47 3 * * *"
+    # How many days things are kept once they are over; 0 keeps them for ever. Submissions by their outcome, with their
+    # attempts and decisions; their ids and outcomes are remembered for ever.
+    keep_completed_days: float = 30.0
+    keep_failed_days: float = 90.0
+    keep_aborted_days: float = 90.0
+    # Outcomes that were decided while nobody listened, and that nobody has taken note of.
+    keep_unacknowledged_days: float = 180.0
+    # What was said in sessions of which every submission is gone; and, apart, the texts of settled sessions.
+    keep_entries_days: float = 180.0
+    keep_payloads_days: float = 0.0
+    # Decisions of settled submissions; 0: as long as the submission.
+    keep_decisions_days: float = 0.0
+    keep_passes_days: float = 14.0
+    keep_slots_days: float = 90.0
+    keep_instances_days: float = 14.0
+    keep_operations_days: float = 90.0
+    keep_audit_days: float = 400.0
     # Its name among the instances; the host's name where empty.
     owner: str = ""
 
@@ -61,6 +78,7 @@ _RANGES: Final = (
     ("health_port", 0, 65535),
     ("sweep_rows_max", 1, 100_000_000),
 )
+_DAYS_MAX: Final = 36_600.0
 # What a reload can't change.
 NEEDS_RESTART: Final = frozenset({"health_port", "notify", "owner"})
 
@@ -72,6 +90,17 @@ def daemon_faults(settings: DaemonSettings) -> list[tuple[str, str]]:
         value = getattr(settings, name)
         if not least <= value <= most:
             faults.append((f"daemon.{name} is out of range: {value}", f"between {least:g} and {most:g}"))
+    for name, value in retention(settings).items():
+        if not (value == 0 or 0.04 <= value <= _DAYS_MAX):
+            way = f"between 0.04 (an hour) and {_DAYS_MAX:g} days, or 0 to keep them for ever"
+            faults.append((f"daemon.{name} is out of range: {value}", way))
+    if 0 < settings.keep_audit_days < max(settings.keep_completed_days, settings.keep_failed_days):
+        faults.append(
+            (
+                f"daemon.keep_audit_days is {settings.keep_audit_days:g}, shorter than settled work is kept",
+                "what people did must not be forgotten before what they did it to: raise it",
+            )
+        )
     for name in SYSTEM_JOBS:
         line = getattr(settings, name)
         if line:
@@ -82,6 +111,16 @@ def daemon_faults(settings: DaemonSettings) -> list[tuple[str, str]]:
     if len(settings.owner.encode()) > 200 or any(ord(character) < 32 for character in settings.owner):
         faults.append(("cannot use daemon.owner", "at most 200 bytes without control characters"))
     return faults
+
+
+def retention(settings: DaemonSettings) -> dict[str, float]:
+    """Return how many days each kind of thing is kept, by the name of its setting; 0 for ever."""
+    return {name: getattr(settings, name) for name in DaemonSettings.__slots__ if name.startswith("keep_")}
+
+
+def work_settings(settings: DaemonSettings) -> dict[str, float]:
+    """Return what the system's own work is done with."""
+    return {"sweep_rows_max": settings.sweep_rows_max, **retention(settings)}
 
 
 def system_jobs(settings: DaemonSettings, available: tuple[str, ...]) -> tuple[Job, ...]:

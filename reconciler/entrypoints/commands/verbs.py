@@ -198,7 +198,7 @@ class Call:
 
 def ask_once(call: Call) -> int:
     """Ask once and show the answer."""
-    if call.entry.acts and not call.params.get("dry_run"):
+    if call.entry.changes(call.params):
         confirm_target(call)
     answer = call.ask(call.params)
     terminal.show(answer, as_json=call.globals.as_json, page=call.globals.pager and call.entry.name in _PAGED)
