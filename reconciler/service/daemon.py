@@ -262,7 +262,7 @@ class Daemon:
         end = begun + self._configuration.settings.pass_interval_s * (1 + self._configuration.settings.jitter) + 0.5
         if self._last_pass is not None and (report := self._last_pass[1]).unjudged:
             # Leases that may not be judged yet: when they may, without waiting for the next tick.
-            end = min(end, begun + max(_WAKE_SPACING_S, report.judge_after_s - self._contact.connected_for_s()) + 0.05)
+            end = min(end, time.monotonic() + report.judge_after_s + 0.05)
         feed_s = self._notify.watchdog_s / 2 if self._notify.watchdog_s is not None else 60.0
         while not self._stopping.is_set():
             left = end - time.monotonic()

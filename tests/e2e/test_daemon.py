@@ -376,6 +376,8 @@ def test_a_hint_brings_a_pass_forward_unless_it_is_switched_off(
     daemon.wait_for("daemon.ready")
     if listens:
         wait_for("the listener", lambda: _listeners(engine))
+    # Past the passes of the start, and past two beats: what ended may be judged.
+    time.sleep(1.0)
     due_work(engine, 2)
     notifier = Notifier(engine)
     notifier.hint()
