@@ -62,5 +62,6 @@ def upgrade_schema(asked: Asked) -> Reply:
             "schema": {"found": found, "needed": change.after or ""},
             "applied": list(change.applied),
             "dry_run": asked.dry_run,
-        }
+        },
+        changed=bool(change.applied),
     )

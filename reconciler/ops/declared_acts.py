@@ -19,6 +19,7 @@ _DATABASE: Final = (
         acts=True,
         database=Database.ANY,
         dry_run=True,
+        audit=Audit.AFTER,
         details="No other verb changes a schema. Stop what uses the database, and back it up, before.",
         examples=(
             Example("reconciler db upgrade --dry-run", "which steps it would take"),

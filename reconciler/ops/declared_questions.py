@@ -15,6 +15,7 @@ QUESTIONS: Final = (
         "Show what is pending, held, overdue and running",
         "reconciler.ops.overview:status",
         payloads.STATUS,
+        database=Database.ANY,
         details=(
             "Counts over the whole database. `overdue` counts what a runner could have claimed for longer than"
             " limits.overdue_s; `due` what the next pass will look at."

@@ -38,25 +38,26 @@ FOLLOWUP: Final[Shape] = {
 
 ERROR: Final = shape(error=shape(code=TEXT, message=TEXT, detail=ANY, hint=maybe(TEXT)))
 
+# Where the schema is not the one needed, everything else is null: nothing else could be read.
 STATUS: Final = shape(
     schema=SCHEMA_STATE,
     database=TEXT,
-    now=INSTANT,
-    submissions=shape(queued=COUNT, running=COUNT, waiting=COUNT, settled=COUNT),
-    held=COUNT,
-    quarantined_sessions=COUNT,
-    due=COUNT,
-    claimable=COUNT,
-    overdue=COUNT,
-    blocked=COUNT,
-    mirrored=COUNT,
-    lease_ended=COUNT,
-    unacknowledged=COUNT,
+    now=maybe(INSTANT),
+    submissions=maybe(shape(queued=COUNT, running=COUNT, waiting=COUNT, settled=COUNT)),
+    held=maybe(COUNT),
+    quarantined_sessions=maybe(COUNT),
+    due=maybe(COUNT),
+    claimable=maybe(COUNT),
+    overdue=maybe(COUNT),
+    blocked=maybe(COUNT),
+    mirrored=maybe(COUNT),
+    lease_ended=maybe(COUNT),
+    unacknowledged=maybe(COUNT),
     oldest_pending_at=maybe(INSTANT),
     oldest_due_at=maybe(INSTANT),
-    instances=shape(daemon=COUNT, runner=COUNT),
-    silent_instances=COUNT,
-    missed_slots=COUNT,
+    instances=maybe(shape(daemon=COUNT, runner=COUNT)),
+    silent_instances=maybe(COUNT),
+    missed_slots=maybe(COUNT),
     last_pass=maybe(shape(pass_id=TEXT, finished_at=INSTANT, took_s=NUMBER, scanned=COUNT)),
 )
 
@@ -286,7 +287,7 @@ TAIL: Final = shape(
 _COUNTED: Final[Shape] = {"type": "object", "additionalProperties": COUNT}
 
 _FILE: Final = shape(
-    ("format_version", "format_reason", "problem_count", "unknown", "skipped"),
+    ("format_version", "format_reason", "problem_count", "unknown", "skipped", "waits_for"),
     file=TEXT,
     format=maybe(TEXT),
     format_version=maybe(TEXT),
@@ -294,12 +295,14 @@ _FILE: Final = shape(
     format_reason=maybe(TEXT),
     session_id=maybe(TEXT),
     entry_count=COUNT,
-    problems=listing(shape(line=maybe(COUNT), code=TEXT, message=TEXT)),
+    problems=listing(with_optional(shape(line=maybe(COUNT), code=TEXT, message=TEXT), place=TEXT)),
     # Of all problems, where only the first ones are listed.
     problem_count=COUNT,
     # Kinds that no importer knows (kept raw), and lines that hold nothing of the session; counted by kind.
     unknown=_COUNTED,
     skipped=_COUNTED,
+    # What the session deliberately waits for, where the source records that.
+    waits_for=TEXT,
     submissions=listing(
         shape(
             submission_id=TEXT,

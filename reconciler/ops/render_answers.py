@@ -20,6 +20,8 @@ Item = Mapping[str, Any]
 
 def _status(payload: Payload, style: Style) -> list[str]:
     counts = payload["submissions"]
+    if counts is None:
+        return [*_schema(payload, style), "nothing else can be told of it before its schema is the one needed"]
     now = payload["now"]
     lines = [style.bold(plain(payload["database"])), ""]
     lines += pairs(

@@ -124,8 +124,8 @@ def test_usage_errors_are_exit_code_2_in_words_and_in_json(run: Run) -> None:
         assert 2 == run(*args).code
         assert "usage" == run(*args, "--json").json["error"]["code"]
     assert "Did you mean 'status'?" in run("staus").err
-    for args in ((), ("db",)):
-        bare = run(*args)
+    for few in ((), ("db",)):
+        bare = run(*few)
         assert (2, "", True) == (bare.code, bare.out, bare.err.startswith("Usage: reconciler"))
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 from reconciler.core.states import Reason
 from reconciler.ops.asking import Desk
-from reconciler.store.schema import metadata, submissions
+from reconciler.store.schema import audit, metadata, submissions
 from tests.ops.conftest import SESSIONS, Front
 
 TOOLS = "6fb18002"
@@ -261,3 +261,39 @@ def test_a_table_changed_by_hand_is_noticed(
     answer = Front(Desk(make_engine=lambda **_: engine, name_database=lambda: "test")).ask("db check")
     assert 1 == answer.exit_code
     assert ["view v_passes is missing"] == answer.payload["differences"]
+
+
+def test_a_schema_that_is_behind_is_told_with_the_way_out(
+    database_factory: Callable[[], str], engine_factory: Callable[..., Engine]
+) -> None:
+    engine = engine_factory(database_factory())
+    with engine.begin() as conn:
+        conn.execute(sa.text("UPDATE alembic_version SET version_num = '0000'"))
+    front = Front(Desk(make_engine=lambda **_: engine, name_database=lambda: "test"))
+    answer = front.ask("status")
+    assert (1, "0000", None) == (answer.exit_code, answer.payload["schema"]["found"], answer.payload["submissions"])
+    assert ["db upgrade"] == [hint["tool"] for hint in answer.payload["followUp"]]
+    assert "schema_mismatch" == front.refused("list")["code"]
+
+
+def test_an_upgrade_is_audited_once(empty_database_url: str, engine_factory: Callable[..., Engine]) -> None:
+    engine = engine_factory(empty_database_url, create=True)
+    front = Front(
+        Desk(
+            make_engine=lambda **_: engine_factory(empty_database_url, create=True),
+            name_database=lambda: "test",
+            operator="ann",
+        )
+    )
+    planned = front.get("db upgrade", dry_run=True)
+    done = front.get("db upgrade")
+    assert (planned["applied"], None, done["schema"]["needed"]) == (
+        done["applied"],
+        planned["schema"]["found"],
+        done["schema"]["found"],
+    )
+    assert [] == front.get("db upgrade")["applied"]
+    with engine.connect() as conn:
+        assert [("db upgrade", "ann")] == [
+            tuple(row) for row in conn.execute(sa.select(audit.c.verb, audit.c.operator))
+        ]
