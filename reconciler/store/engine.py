@@ -431,7 +431,9 @@ def read(engine: Engine) -> Iterator[Connection]:
                     yield reading
             finally:
                 if not engine.get_execution_options()[_READ_ONLY_OPTION]:
-                    driver.execute("PRAGMA query_only=OFF")
+                    # An interrupt in the middle has closed it, and must not be hidden by another error.
+                    with suppress(sqlite3.ProgrammingError):
+                        driver.execute("PRAGMA query_only=OFF")
     except (sa_exc.SQLAlchemyError, sqlite3.Error, UnicodeEncodeError) as error:
         raise translate_error(error, name_of(engine)) from error
 
