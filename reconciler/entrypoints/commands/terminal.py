@@ -94,7 +94,7 @@ class ProgressLine:
     """Progress of long work on standard error: a moving line on a terminal, a line now and then elsewhere."""
 
     quiet: bool = False
-    _started: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=lambda: time.monotonic())
     _shown: float = 0.0
     _width: int = 0
 
