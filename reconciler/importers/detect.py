@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
-from reconciler.importers import claude_code, pi
+from reconciler.importers import claude_code, codex, pi
 from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
+from reconciler.importers.codex import CodexImporter
+from reconciler.importers.foreign_database import DatabaseImporter
 from reconciler.importers.pi import PiImporter
 from reconciler.importers.reading import LineReader, decode_line
 
 IMPORTERS: Final[dict[str, Callable[[], Importer]]] = {
     pi.FORMAT: PiImporter,
     claude_code.FORMAT: ClaudeCodeImporter,
+    codex.FORMAT: CodexImporter,
 }
+# In databases: one of them may hold sessions of several.
+DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {}
 AUTO: Final = "auto"
 # Looked at before the answer is "unknown".
 SNIFF_LINES_MAX: Final = 200
@@ -31,6 +36,7 @@ _PI_TYPES: Final = frozenset(
     {"message", "model_change", "thinking_level_change", "compaction", "branch_summary", "custom", "custom_message"}
     | {"label", "session_info", "usage", "context_edit", "leaf", "active_tools_change"}
 )
+_CODEX_TYPES: Final = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _CLAUDE_DAG: Final = frozenset({"user", "assistant", "system", "attachment", "progress"})
 _CLAUDE_HINTS: Final = frozenset({"summary", "file-history-snapshot", "queue-operation", "last-prompt", "ai-title"})
 
@@ -52,7 +58,49 @@ def importer_for(name: str) -> Importer:
     try:
         return IMPORTERS[name]()
     except KeyError:
+        if name in DATABASE_IMPORTERS:
+            raise UnknownFormat(
+                f'cannot read a file as "{name}": sessions of that format are rows of a database',
+                hint="name the database itself: an SQLite file, or a postgresql:// URL",
+            ) from None
         raise UnknownFormat(f'there is no session format "{name}"', hint=_named()) from None
+
+
+def check_format(name: str) -> None:
+    """See that a format exists.
+
+    Raises:
+        UnknownFormat: there is none of that name.
+    """
+    if name != AUTO and name not in DATABASE_IMPORTERS:
+        importer_for(name)
+
+
+def detect_database(
+    tables: dict[str, tuple[str, ...]], name: str, format_name: str = AUTO
+) -> list[tuple[DatabaseImporter, Detection]]:
+    """Return who can read a database with these tables, and what gave each format away.
+
+    Raises:
+        UnknownFormat: nobody can; the message says which tables there are.
+    """
+    wanted = DATABASE_IMPORTERS if format_name == AUTO else {format_name: DATABASE_IMPORTERS.get(format_name)}
+    found: list[tuple[DatabaseImporter, Detection]] = []
+    for made in wanted.values():
+        if made is None:
+            raise UnknownFormat(
+                f'cannot read "{name}" as "{format_name}": it is a database, and that format is of files',
+                hint=f"name the format with --format ({', '.join(DATABASE_IMPORTERS)})",
+            )
+        importer = made()
+        reason = importer.recognise(tables)
+        if reason is not None:
+            found.append((importer, Detection(importer.format, reason)))
+    if not found:
+        shown = ", ".join(sorted(tables)[:12]) or "none"
+        as_what = "of a known session format" if format_name == AUTO else f'of the format "{format_name}"'
+        raise UnknownFormat(f'cannot import "{name}": its tables are not {as_what} (tables: {shown})', hint=_named())
+    return found
 
 
 def detect(stream: BinaryIO, name: str) -> Detection:
@@ -70,7 +118,10 @@ def detect(stream: BinaryIO, name: str) -> Detection:
         if not head:
             raise UnknownFormat(f'cannot tell the format of "{name}": it is empty')
         if head == _SQLITE:
-            raise UnknownFormat(f'cannot import "{name}": it is an SQLite database, not a session file', hint=_named())
+            raise UnknownFormat(
+                f'cannot import "{name}": it is an SQLite database, and a database is read in its place, from no pipe',
+                hint="name the database's file",
+            )
         found = _judge(_sample(stream))
     finally:
         stream.seek(0)
@@ -80,7 +131,7 @@ def detect(stream: BinaryIO, name: str) -> Detection:
 
 
 def _named() -> str:
-    return f"name the format with --format ({', '.join(IMPORTERS)})"
+    return f"name the format with --format ({', '.join((*IMPORTERS, *DATABASE_IMPORTERS))})"
 
 
 def _sample(stream: BinaryIO) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -108,6 +159,14 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
             return Detection(claude_code.FORMAT, f'line {number} is a "{kind}" line with uuid and parentUuid')
         if kind in _PI_TYPES and "id" in value and "parentId" in value:
             return Detection(pi.FORMAT, f'line {number} is a "{kind}" entry with id and parentId')
+        if kind in _CODEX_TYPES and isinstance(value.get("payload"), dict):
+            return Detection(codex.FORMAT, f'line {number} is a "{kind}" record with a payload')
+        if "record_type" in value and kind is None:
+            return Detection(codex.FORMAT, f'line {number} is a record of type "{str(value["record_type"])[:40]}"')
+        if number == 1 and kind is None and {"id", "timestamp", "instructions"} <= value.keys():
+            return Detection(
+                codex.FORMAT, "line 1 is a header with id, timestamp and instructions, as first rollouts had"
+            )
         if hint is None and kind in _CLAUDE_HINTS:
             # A title or a queued prompt may stand before the first line of the conversation, or be all there is.
             hint = Detection(claude_code.FORMAT, f'line {number} is a "{kind}" line')
@@ -122,8 +181,6 @@ def _foreign(value: dict[str, Any], kind: str | None) -> str | None:
         return "a pi harness session of version 4"
     if kind == "session_start":
         return "a Factory Droid session"
-    if kind in ("session_meta", "response_item", "event_msg", "turn_context") and "payload" in value:
-        return "a Codex rollout"
     if "uuid" in value and "parentUuid" in value:
         message = value.get("message")
         if value.get("subtype") == "ui_telemetry" or (isinstance(message, dict) and "parts" in message):

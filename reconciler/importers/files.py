@@ -7,6 +7,7 @@ first, so that its format can be looked at. Knows nothing of formats.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -23,6 +24,14 @@ from reconciler.errors import LimitExceeded, SourceUnreadable
 STDIN: Final = "-"
 FILES_MAX: Final = 100_000
 _SUFFIX: Final = ".jsonl"
+# What a folder is taken to mean besides, where the first bytes agree: databases, and exports of one JSON value.
+_DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
+_EXPORT: Final = ".json"
+_EXPORT_HEAD: Final = re.compile(rb'\s*\{\s*"info"\s*:')
+_SQLITE_HEAD: Final = b"SQLite format 3\0"
+_HEAD_BYTES: Final = 256
+# A database behind a URL.
+URL_SCHEMES: Final = ("postgresql:", "postgres:", "postgresql+psycopg:")
 # A pipe smaller than this is kept in memory, a larger one on the disk.
 _SPOOL_BYTES: Final = 8 * 1024 * 1024
 
@@ -44,23 +53,39 @@ class SessionFile:
         return max(0.0, time.time() - os.fstat(self.stream.fileno()).st_mtime)
 
 
-def session_files(paths: Iterable[str]) -> list[str]:
-    """Return the names of the files that *paths* mean, in order, each once: a folder means all `.jsonl` below it.
+def is_url(name: str) -> bool:
+    """Return whether *name* means a database behind a URL, not a file."""
+    return name.startswith(URL_SCHEMES)
 
-    Links to files are followed, links to folders are not (they may lead in circles).
+
+def session_files(paths: Iterable[str], refused: list[str] | None = None) -> list[str]:
+    """Return the names of the files that *paths* mean, in order, each once: a folder means all session files below it.
+
+    Those are the `.jsonl` files, SQLite databases, and exported sessions. Links to files inside the folder are
+    followed, links to folders are not (they may lead in circles), and links out of the folder aren't either: whoever
+    may write into it would choose what is read. Those are appended to *refused*.
 
     Raises:
         LimitExceeded: a folder holds more files than anybody means.
     """
     found: dict[str, str] = {}
     for path in paths:
-        if path == STDIN or not Path(path).is_dir():
-            found.setdefault(path if path == STDIN else str(Path(path).resolve()), path)
+        if path == STDIN or is_url(path) or not Path(path).is_dir():
+            found.setdefault(path if path == STDIN or is_url(path) else str(Path(path).resolve()), path)
             continue
+        top = str(Path(path).resolve())
         for name in _below(path):
-            found.setdefault(str(Path(name).resolve()), name)
+            place = os.path.realpath(name)
+            if os.path.commonpath((top, place)) != top:
+                if refused is not None:
+                    refused.append(name)
+                continue
+            found.setdefault(place, name)
             if len(found) > FILES_MAX:
-                raise LimitExceeded(f'cannot take more than {FILES_MAX} files at once, and "{path}" holds more')
+                raise LimitExceeded(
+                    f'cannot take more than {FILES_MAX} files at once, and "{path}" holds more',
+                    hint="name the folders below it one by one",
+                )
     return list(found.values())
 
 
@@ -68,8 +93,31 @@ def _below(folder: str) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            if name.endswith(_SUFFIX):
-                yield str(Path(root) / name)
+            path = os.path.join(root, name)  # noqa: PTH118  (a million of them: no object for each)
+            if (
+                name.endswith(_SUFFIX)
+                or (name.endswith(_DATABASES) and head(path, len(_SQLITE_HEAD)) == _SQLITE_HEAD)
+                or (name.endswith(_EXPORT) and _EXPORT_HEAD.match(head(path, _HEAD_BYTES)) is not None)
+            ):
+                yield path
+
+
+def is_sqlite(path: str) -> bool:
+    """Return whether a regular file begins as an SQLite database does."""
+    return path != STDIN and head(path, len(_SQLITE_HEAD)) == _SQLITE_HEAD
+
+
+def head(path: str, size: int) -> bytes:
+    """Return the first bytes of a regular file; none of anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return b""
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        try:
+            return (stream.read(size) or b"") if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        except OSError:
+            return b""
 
 
 @contextmanager

@@ -44,7 +44,6 @@ TRIES: Final = 5
 _TRY_WAIT_S: Final = 0.05
 _FETCH_ROWS: Final = 500
 _STEPS: Final = 100_000
-_MAGIC: Final = b"SQLite format 3\0"
 
 T = TypeVar("T")
 
@@ -206,19 +205,6 @@ class SourceChanged(Exception):
     """The file changed while it was read: what was read may belong to no moment."""
 
 
-def is_sqlite(path: str) -> bool:
-    """Return whether a regular file begins as an SQLite database does."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return False
-    with os.fdopen(descriptor, "rb") as stream:
-        try:
-            return stream.read(len(_MAGIC)) == _MAGIC
-        except OSError:
-            return False
-
-
 class SqliteRows:
     """An SQLite file of another program."""
 
@@ -241,6 +227,10 @@ class SqliteRows:
         if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
+
+    def place(self) -> str:
+        """Return the file's full path."""
+        return str(self._path)
 
     def age_s(self) -> float:
         """Return how long ago the database or its log was last written to, in seconds."""

@@ -8,22 +8,26 @@ nothing new writes nothing. A crash at any point is mended by importing again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Final
 
 from sqlalchemy.engine import Engine
 
 from reconciler.errors import ReconcilerError, SourceNotQuiet, SourceOwned, StoreFault
 from reconciler.importers.base import NullSink, PayloadSink
-from reconciler.importers.detect import AUTO, Detection, detect, importer_for
+from reconciler.importers.detect import AUTO, Detection, check_format, detect
 from reconciler.importers.files import STDIN, SessionFile, opened, session_files
+from reconciler.service.foreign import ForeignSession, is_database, opened_database
 from reconciler.service.inspect_files import (
     ProgressCallback,
+    empty_payload,
     file_payloads,
+    is_bystander,
+    leads_out,
     read_file,
     unreadable_payload,
 )
-from reconciler.service.session_import import Imported, IngestOptions, SessionImport
+from reconciler.service.session_import import Imported, IngestOptions, Place, SessionImport
 from reconciler.service.spool import Spool
 from reconciler.store import ingest_reads as stored
 from reconciler.store.engine import read
@@ -53,24 +57,108 @@ def import_paths(
         ReconcilerError: the only file can't be imported: unreadable, of no known format, native here, contradicting the
             store (SourceConflict), not quiet (``own`` without ``force``). Or the database failed.
     """
-    if options.format != AUTO:
-        importer_for(options.format)
-    names = session_files(paths)
+    check_format(options.format)
+    named = list(paths)
+    refused: list[str] = []
+    names = session_files(named, refused)
     total = Imported()
     files: list[dict[str, Any]] = []
-    failed = 0
+    failed = len(refused)
     for name in names:
         try:
-            with opened(name, stdin) as file:
-                listed = _import_file(engine, file, options, progress, total)
+            if is_database(name, options.format):
+                listed, failures = _import_database(engine, name, options, progress, total)
+                failed += failures
+            else:
+                with opened(name, stdin) as file:
+                    listed = _import_file(engine, file, options, progress, total)
         except ReconcilerError as error:
-            if len(names) == 1 or isinstance(error, StoreFault):
+            if is_bystander(name, named, error):
+                continue
+            if (len(names) == 1 and not refused) or isinstance(error, StoreFault):
                 raise
             failed += 1
             files.append(unreadable_payload(name, error))
             continue
         files.extend(listed)
+    files.extend(unreadable_payload(name, leads_out(name)) for name in refused)
     return {"files": files, "imported": total.payload(), "failed": failed, "dry_run": options.dry_run}
+
+
+def _import_database(
+    engine: Engine, name: str, options: IngestOptions, progress: ProgressCallback | None, total: Imported
+) -> tuple[list[dict[str, Any]], int]:
+    """Import the sessions of a database of another program, each by itself; return payloads and how many failed."""
+    listed: list[dict[str, Any]] = []
+    failed = 0
+    with opened_database(name, options.format) as database:
+        sessions = database.sessions()
+        for session in sessions:
+            try:
+                listed += import_session(engine, session, options, progress, total)
+            except ReconcilerError as error:
+                if len(sessions) == 1 or isinstance(error, StoreFault):
+                    raise
+                failed += 1
+                listed.append(unreadable_payload(session.name, error))
+        if not sessions:
+            listed.append(empty_payload(database))
+    return listed, failed
+
+
+def import_session(
+    engine: Engine,
+    session: ForeignSession,
+    options: IngestOptions,
+    progress: ProgressCallback | None,
+    total: Imported,
+) -> list[dict[str, Any]]:
+    """Import one session of a database: rows may have been rewritten in place, so it is read whole and compared.
+
+    Raises:
+        SourceOwned, SourceNotQuiet, SourceConflict: it can't be imported.
+    """
+    detection = session.detection
+    with read(engine) as conn:
+        source = stored.source_row(conn, session.locator, detection.format)
+    _may_import(session, source, options)
+    with Spool() as spool:
+        result = session.read(spool)
+        unchanged = (
+            source is not None
+            and not source.is_importing
+            and source.content_digest == result.digest
+            and not options.all_prompts
+        )
+        done: list[Imported] = []
+        for found in result.sessions:
+            work = SessionImport(engine, session, session.locator, source, result, found, spool, options, progress)
+            imported = Imported(unchanged="same") if unchanged else work.run()
+            if options.own:
+                work.own(imported)
+            total.add(imported)
+            done.append(imported)
+    name = session.database.name
+    return list(_with_counts(file_payloads(name, result, detection, all_prompts=options.all_prompts), done))
+
+
+def _may_import(place: Place, source: stored.SourceRow | None, options: IngestOptions) -> None:
+    if source is not None and source.owned_at is not None:
+        raise SourceOwned(
+            f'cannot import "{place.name}": its session is native here since {source.owned_at:%Y-%m-%d %H:%M} UTC',
+            hint="its runners write the session now; the file is no longer its record",
+        )
+    if options.own and not options.force and place.age_s() < options.quiet_s:
+        raise SourceNotQuiet(
+            f'cannot own "{place.name}": it was written to {place.age_s():.0f} s ago, less than {options.quiet_s:.0f} s'
+        )
+
+
+def _with_counts(payloads: Iterable[dict[str, Any]], done: list[Imported]) -> Iterator[dict[str, Any]]:
+    for payload, imported in zip(payloads, [*done, None], strict=False):
+        if imported is not None:
+            payload["imported"] = {**imported.payload(), "unchanged": imported.unchanged}
+        yield payload
 
 
 def _import_file(
@@ -83,15 +171,7 @@ def _import_file(
         locator = f"-:{_digest(file.stream)}"
     with read(engine) as conn:
         source = stored.source_row(conn, locator, detection.format)
-    if source is not None and source.owned_at is not None:
-        raise SourceOwned(
-            f'cannot import "{file.name}": its session is native here since {source.owned_at:%Y-%m-%d %H:%M} UTC',
-            hint="its runners write the session now; the file is no longer its record",
-        )
-    if options.own and not options.force and file.age_s() < options.quiet_s:
-        raise SourceNotQuiet(
-            f'cannot own "{file.name}": it was written to {file.age_s():.0f} s ago, less than {options.quiet_s:.0f} s'
-        )
+    _may_import(file, source, options)
     same = source is not None and not source.is_importing and source.content_digest == _digest(file.stream)
     with Spool() as spool:
         # An unchanged file is read for its verdicts alone; where a row may be wanted, its payload is too.
@@ -112,10 +192,8 @@ def _import_file(
                 work.own(imported)
             total.add(imported)
             done.append(imported)
-    listed = list(file_payloads(file.name, result, detection, all_prompts=options.all_prompts, progress=progress))
-    for payload, imported in zip(listed, done, strict=False):
-        payload["imported"] = {**imported.payload(), "unchanged": imported.unchanged}
-    return listed
+    payloads = file_payloads(file.name, result, detection, all_prompts=options.all_prompts, progress=progress)
+    return list(_with_counts(payloads, done))
 
 
 def _digest(stream: BinaryIO) -> str:

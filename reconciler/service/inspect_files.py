@@ -6,14 +6,14 @@ Reads files through the importers and asks the classifier. Writes nothing. The p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from reconciler.core.classifier import inspect_session
 from reconciler.core.model import Inspection
 from reconciler.core.terms import is_canonical_input
-from reconciler.errors import ReconcilerError
+from reconciler.errors import ReconcilerError, SourceUnreadable, UnknownFormat
 from reconciler.importers.base import (
     ImportedEntry,
     ImportedSession,
@@ -23,8 +23,9 @@ from reconciler.importers.base import (
     PayloadSink,
     Source,
 )
-from reconciler.importers.detect import AUTO, Detection, detect, importer_for
+from reconciler.importers.detect import AUTO, Detection, check_format, detect, importer_for
 from reconciler.importers.files import SessionFile, opened, session_files
+from reconciler.service.foreign import ForeignDatabase, is_database, opened_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,83 @@ def inspect_paths(
     Raises:
         ReconcilerError: the only file can't be read, or its format isn't known.
     """
-    if format != AUTO:
-        importer_for(format)
-    names = session_files(paths)
+    check_format(format)
+    named = list(paths)
+    refused: list[str] = []
+    names = session_files(named, refused)
     files: list[dict[str, Any]] = []
     for name in names:
         try:
+            if is_database(name, format):
+                files.extend(_inspect_database(name, format, all_prompts=all_prompts, progress=progress))
+                continue
             with opened(name, stdin) as file:
                 result, detection = read_file(file, format=format, progress=progress)
         except ReconcilerError as error:
-            if len(names) == 1:
+            if is_bystander(name, named, error):
+                continue
+            if len(names) == 1 and not refused:
                 raise
             files.append(unreadable_payload(name, error))
             continue
         files.extend(file_payloads(name, result, detection, all_prompts=all_prompts, progress=progress))
+    files.extend(unreadable_payload(name, leads_out(name)) for name in refused)
     return {"files": files}
+
+
+def _inspect_database(
+    name: str,
+    format_name: str,
+    *,
+    all_prompts: bool,
+    progress: ProgressCallback | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the payloads of the sessions of a database; one that can't be read keeps no other one back."""
+    with opened_database(name, format_name) as database:
+        sessions = database.sessions()
+        for session in sessions:
+            try:
+                result = session.read(NullSink())
+            except ReconcilerError as error:
+                if len(sessions) == 1:
+                    raise
+                yield unreadable_payload(session.name, error)
+                continue
+            yield from file_payloads(
+                database.name, result, session.detection, all_prompts=all_prompts, progress=progress
+            )
+        if not sessions:
+            yield empty_payload(database)
+
+
+def is_bystander(name: str, named: Sequence[str], error: ReconcilerError) -> bool:
+    """Return whether a file only stands in a folder that was named: a database that holds no sessions."""
+    return isinstance(error, UnknownFormat) and name not in named and is_database(name)
+
+
+def empty_payload(database: ForeignDatabase) -> dict[str, Any]:
+    """Return the payload of a database without sessions."""
+    _, detection = database.readers[0]
+    return {
+        "file": database.name,
+        "format": detection.format,
+        "format_version": None,
+        "format_reason": detection.reason,
+        "session_id": None,
+        "entry_count": 0,
+        "problems": [{"line": None, "code": "no_session", "message": "the database holds no session"}],
+        "problem_count": 1,
+        "unknown": {},
+        "skipped": {},
+        "submissions": [],
+    }
+
+
+def leads_out(name: str) -> SourceUnreadable:
+    """Return the error for a link that leads out of the folder it stands in."""
+    return SourceUnreadable(
+        f'cannot read "{name}": it is a link out of its folder', hint="name the file itself, if it is meant"
+    )
 
 
 def read_file(
@@ -119,7 +182,7 @@ def file_payloads(
     progress: ProgressCallback | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the payload of a file, one for each session in it, and one where there is none."""
-    problems = [{"line": problem.line, "code": problem.code, "message": problem.message} for problem in result.problems]
+    problems = [problem.payload() for problem in result.problems]
     common = {
         "file": name,
         "format": result.format,
@@ -134,6 +197,7 @@ def file_payloads(
             "entry_count": len(session.entries),
             "problems": problems,
             **counts,
+            **({} if session.waits_for is None else {"waits_for": session.waits_for}),
             "submissions": list(_verdicts(name, session, all_prompts=all_prompts, progress=progress)),
         }
     if not result.sessions:

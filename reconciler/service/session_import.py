@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sqlalchemy.engine import Connection, Engine
 
@@ -32,7 +32,6 @@ from reconciler.core.states import SessionOrigin
 from reconciler.errors import SourceConflict, SourceOwned, StoreConflict
 from reconciler.importers.base import ImportedSession, ImportedSubmission, ImportResult
 from reconciler.importers.detect import AUTO
-from reconciler.importers.files import SessionFile
 from reconciler.service.inspect_files import FileProgress, ProgressCallback
 from reconciler.service.spool import Spool
 from reconciler.store import ingest as store
@@ -46,6 +45,19 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 _TRIES: Final = 5
 _PROBLEMS_STORED: Final = 100
 _SAID: Final = frozenset({ROLE_USER, ROLE_SIGNAL, ROLE_ASSISTANT, ROLE_TOOL_RESULT})
+
+
+class Place(Protocol):
+    """Where a session was found: a file, or one session of a database."""
+
+    @property
+    def name(self) -> str:
+        """Return how messages call it."""
+        ...
+
+    def age_s(self) -> float:
+        """Return how long ago it was last written to, in seconds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +134,7 @@ class SessionImport:
     def __init__(
         self,
         engine: Engine,
-        file: SessionFile,
+        file: Place,
         locator: str,
         source: stored.SourceRow | None,
         result: ImportResult,
@@ -417,10 +429,7 @@ class SessionImport:
         result = self._result
         with read(self._engine) as conn:
             now = stored.clock(conn)
-        problems = [
-            {"line": problem.line, "code": problem.code, "message": problem.message}
-            for problem in result.problems[:_PROBLEMS_STORED]
-        ]
+        problems = [problem.payload() for problem in result.problems[:_PROBLEMS_STORED]]
         return store.SourceState(
             source_id=self._source_id,
             format=result.format,

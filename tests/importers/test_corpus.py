@@ -26,6 +26,11 @@ def _rows(path: Path) -> dict[str, dict[str, str]]:
         return {row["file"]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
 
 
+# Judged another way than at the first reading; each has its reason in verdicts.tsv.
+DIFFERING = {
+    "claude/real_13_PackmindHub_context-evaluator.jsonl",
+    "codex/codex-0.171.0_slow_text_INT.jsonl",
+}
 VERDICTS = _rows(HERE / "verdicts.tsv")
 
 
@@ -52,16 +57,16 @@ def test_the_last_prompt_of_a_corpus_file_gets_the_verdict_that_was_judged(name:
     assert submission["integrity"] is None
 
 
-def test_every_file_of_both_formats_has_a_verdict() -> None:
-    files = {f"{folder}/{path.name}" for folder in ("pi", "claude") for path in (CORPUS / folder).glob("*.jsonl")}
-    assert files == set(VERDICTS)
+def test_every_file_of_the_corpus_has_a_verdict() -> None:
+    folders = {name.partition("/")[0] for name in VERDICTS}
+    assert set(VERDICTS) == {name for name in _rows(MANIFEST) if name.partition("/")[0] in folders}
 
 
 def test_a_verdict_that_differs_from_the_first_reading_gives_its_reason() -> None:
     manifest = _rows(MANIFEST)
     differing = {name for name, row in VERDICTS.items() if row["state"] != manifest[name]["state"]}
-    assert {"claude/real_13_PackmindHub_context-evaluator.jsonl"} == differing
-    assert all(VERDICTS[name]["reason"] != "as in the manifest" for name in differing)
+    assert [] == [name for name in differing if not VERDICTS[name]["reason"] or VERDICTS[name]["reason"][:2] == "as"]
+    assert DIFFERING == differing
 
 
 @pytest.mark.parametrize("name", sorted(VERDICTS))
@@ -71,10 +76,3 @@ def test_every_prompt_of_a_corpus_file_gets_a_verdict(name: str) -> None:
     assert {"response_finished", "moved_on", "abandoned_branch", VERDICTS[name]["detail"]} >= {
         submission["detail"] for submission in file["submissions"]
     }
-
-
-@pytest.mark.parametrize("folder", ["codex"])
-def test_a_format_that_is_not_supported_is_named(folder: str) -> None:
-    files = inspect_paths([str(CORPUS / folder)])["files"]
-    assert {"unknown_format"} == {problem["code"] for file in files for problem in file["problems"]}
-    assert all("Codex rollout" in file["problems"][0]["message"] for file in files)

@@ -48,11 +48,10 @@ def test_a_transcript_may_hold_a_queued_prompt_and_nothing_else() -> None:
     ("data", "says"),
     [
         (b"", "it is empty"),
-        (b"SQLite format 3\0rest", "SQLite database"),
+        (b"SQLite format 3\0rest", "it is an SQLite database, and a database is read in its place"),
         (b"\x00\x01\x02\xff" * 100, "none of its first lines is JSON"),
         (b"hello\nworld\n", "none of its first lines is JSON"),
         (b'{"a":1}\n', "none of its first lines is JSON of a known session format"),
-        (b'{"type":"session_meta","payload":{}}\n', "a Codex rollout"),
         (b'{"v":4,"kind":"header","id":"x"}\n', "a pi harness session of version 4"),
         (b'{"type":"session_start","id":"x"}\n', "a Factory Droid session"),
         (b'{"sessionId":"x","messages":[]}\n', "a Gemini CLI session"),
