@@ -6,16 +6,18 @@ field names), so that a format is named by what only it writes; what is known an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
-from reconciler.importers import claude_code, codex, pi
+from reconciler.importers import claude_code, codex, opencode, pi
 from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
 from reconciler.importers.codex import CodexImporter
 from reconciler.importers.foreign_database import DatabaseImporter
+from reconciler.importers.opencode import OpencodeExportImporter, OpencodeImporter
 from reconciler.importers.pi import PiImporter
 from reconciler.importers.reading import LineReader, decode_line
 
@@ -23,14 +25,20 @@ IMPORTERS: Final[dict[str, Callable[[], Importer]]] = {
     pi.FORMAT: PiImporter,
     claude_code.FORMAT: ClaudeCodeImporter,
     codex.FORMAT: CodexImporter,
+    opencode.EXPORT_FORMAT: OpencodeExportImporter,
 }
 # In databases: one of them may hold sessions of several.
-DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {}
+DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
+    opencode.FORMAT: OpencodeImporter,
+}
 AUTO: Final = "auto"
 # Looked at before the answer is "unknown".
 SNIFF_LINES_MAX: Final = 200
 SNIFF_BYTES_MAX: Final = 4 * 1024 * 1024
 
+_HEAD_BYTES: Final = 65536
+_EXPORT: Final = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"info"\s*:\s*\{')
+_EXPORT_ID: Final = re.compile(rb'"id"\s*:\s*"ses_')
 _SQLITE: Final = b"SQLite format 3\0"
 _PI_TYPES: Final = frozenset(
     {"message", "model_change", "thinking_level_change", "compaction", "branch_summary", "custom", "custom_message"}
@@ -112,7 +120,8 @@ def detect(stream: BinaryIO, name: str) -> Detection:
         UnknownFormat: the first lines are in no supported format; the message says what they look like.
     """
     stream.seek(0)
-    head = stream.read(len(_SQLITE))
+    begin = stream.read(_HEAD_BYTES)
+    head = begin[: len(_SQLITE)]
     stream.seek(0)
     try:
         if not head:
@@ -121,6 +130,10 @@ def detect(stream: BinaryIO, name: str) -> Detection:
             raise UnknownFormat(
                 f'cannot import "{name}": it is an SQLite database, and a database is read in its place, from no pipe',
                 hint="name the database's file",
+            )
+        if _EXPORT.match(begin) is not None and _EXPORT_ID.search(begin) is not None:
+            return Detection(
+                opencode.EXPORT_FORMAT, "it is one JSON value that begins with the info of a session ses_…"
             )
         found = _judge(_sample(stream))
     finally:
