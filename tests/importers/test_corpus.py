@@ -30,6 +30,9 @@ def _rows(path: Path) -> dict[str, dict[str, str]]:
 DIFFERING = {
     "claude/real_13_PackmindHub_context-evaluator.jsonl",
     "codex/codex-0.171.0_slow_text_INT.jsonl",
+    "google-adk/google-adk_error_response.sqlite",
+    "google-adk/google-adk_model_error.sqlite",
+    "opencode-sqlite/opencode-1.18.33_slow_tool_9.sqlite",
 }
 VERDICTS = _rows(HERE / "verdicts.tsv")
 
