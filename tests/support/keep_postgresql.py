@@ -59,7 +59,7 @@ def main() -> int:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            _keep(folder, Path(request["bin"]), request["password"])
+            _keep(folder, Path(request["bin"]), request["password"], request.get("settings", {}))
         except (CannotStart, OSError) as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
@@ -70,7 +70,7 @@ def main() -> int:
     return 0
 
 
-def _keep(folder: Path, binaries: Path, password: str) -> None:
+def _keep(folder: Path, binaries: Path, password: str, settings: dict[str, str]) -> None:
     user = _unprivileged_user()
     if user is not None:
         folder.chmod(0o711)
@@ -95,7 +95,7 @@ def _keep(folder: Path, binaries: Path, password: str) -> None:
         folder,
     )
     password_file.unlink()
-    server, port = _start(binaries, folder, data, sockets, user)
+    server, port = _start(binaries, folder, data, sockets, user, settings)
     try:
         answer = {"port": port, "sockets": str(sockets), "folder": str(folder), "pid": server.pid, "bin": str(binaries)}
         print(json.dumps(answer), flush=True)
@@ -114,12 +114,17 @@ def _keep(folder: Path, binaries: Path, password: str) -> None:
 
 
 def _start(
-    binaries: Path, folder: Path, data: Path, sockets: Path, user: pwd.struct_passwd | None
+    binaries: Path,
+    folder: Path,
+    data: Path,
+    sockets: Path,
+    user: pwd.struct_passwd | None,
+    changed: dict[str, str],
 ) -> tuple[subprocess.Popen[bytes], int]:
     log = folder / "log"
     for _ in range(5):
         port = _free_port()
-        settings = {
+        settings: dict[str, Any] = {
             "listen_addresses": "127.0.0.1",
             "port": port,
             "unix_socket_directories": sockets,
@@ -136,6 +141,7 @@ def _start(
             "log_min_messages": "warning",
             "deadlock_timeout": "100ms",
         }
+        settings |= changed
         arguments = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         with log.open("ab") as output:
             server = subprocess.Popen(

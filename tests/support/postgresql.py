@@ -108,9 +108,10 @@ class Address:
 class Server:
     """A running server and its keeper; it ends with this object's process at the latest."""
 
-    def __init__(self, binaries: Path | None = None) -> None:
+    def __init__(self, binaries: Path | None = None, settings: dict[str, str] | None = None) -> None:
+        """Start a server. *settings* go before those of the tests, which give durability up."""
         password = secrets.token_hex(16)
-        request = {"bin": str(binaries or find_binaries()), "password": password}
+        request = {"bin": str(binaries or find_binaries()), "password": password, "settings": settings or {}}
         self.keeper = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("keep_postgresql.py"))],
             stdin=subprocess.PIPE,
