@@ -33,7 +33,7 @@ class Notifier:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._asked = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
         self._enabled = is_postgresql(engine)
@@ -43,7 +43,7 @@ class Notifier:
         if not self._enabled:
             return
         with self._guard:
-            if self._thread is None and not self._stopping:
+            if self._thread is None and not self._stopping.is_set():
                 self._thread = threading.Thread(target=self._run, name="reconciler-notify", daemon=True)
                 self._thread.start()
         self._asked.set()
@@ -51,7 +51,7 @@ class Notifier:
     def stop(self) -> None:
         """End the thread."""
         with self._guard:
-            self._stopping = True
+            self._stopping.set()
             thread, self._thread = self._thread, None
         self._asked.set()
         if thread is not None:
@@ -62,9 +62,12 @@ class Notifier:
         channel = {"channel": channel_of(self._engine)}
         while True:
             self._asked.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self._asked.clear()
+            if self._stopping.is_set():
+                # It was asked for in between, and that was cleared.
+                return
             try:
                 with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
                     conn.execute(statement, channel)
@@ -115,14 +118,13 @@ class Listener:
                 # Taken out of the pool for good: what listens is nobody else's.
                 pooled = self._engine.raw_connection()
                 # Asked for before: a detached connection no longer names its driver's.
-                conn: Any = pooled.driver_connection
+                self._conn = pooled.driver_connection
                 pooled.detach()
-                conn.autocommit = True
-                conn.execute(f'LISTEN "{channel_of(self._engine)}"')
+                self._conn.autocommit = True
+                self._conn.execute(f'LISTEN "{channel_of(self._engine)}"')
             except Exception:  # noqa: BLE001 - as above
-                self._retry_at = time.monotonic() + _PAUSE_S
+                self._close()
                 return None
-            self._conn = conn
         return self._conn
 
     def _close(self) -> None:

@@ -1,0 +1,343 @@
+"""Beats, and how an attempt tells that it is lost: early, never late, and not because the database went away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import sqlalchemy as sa
+
+from reconciler.core.model import DEFAULT_LIMITS
+from reconciler.core.states import Directive, Outcome
+from reconciler.errors import AttemptLost, DatabaseUnavailable, ReconcilerError
+from reconciler.service import beats as beats_module
+from reconciler.service import runner as runner_module
+from reconciler.service.beats import TRUST_MARGIN, Beater, Lost, trusted_until
+from reconciler.store.engine import run_transaction
+from reconciler.store.schema import attempts
+from reconciler.testing.bench import Bench, answer
+
+
+@pytest.fixture
+def bench(database_url: str) -> Iterator[Bench]:
+    bench = Bench(database_url)
+    yield bench
+    bench.close()
+
+
+class Hand:
+    """A clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = 1_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+# --- the trust deadline ----------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_trusted_for_less_than_its_lease_counted_from_before_it_was_asked_for() -> None:
+    assert trusted_until(100.0, 15.0) == 100.0 + 15.0 * (1 - TRUST_MARGIN)
+
+
+def test_it_is_lost_at_its_trust_deadline_and_found_again_by_a_beat() -> None:
+    clock = Hand()
+    lost = Lost(clock.at + 10, clock=clock)
+    assert not lost.is_set()
+    clock.at += 10
+    assert lost.is_set()
+    assert not lost.is_final
+    lost.trust(clock.at + 10)
+    assert not lost.is_set()
+
+
+def test_a_beat_that_was_sent_earlier_takes_no_trust_back() -> None:
+    clock = Hand()
+    lost = Lost(clock.at + 10, clock=clock)
+    lost.trust(clock.at + 5)
+    clock.at += 7
+    assert not lost.is_set()
+
+
+def test_what_the_database_said_is_final() -> None:
+    lost = Lost(Hand().at + 10, clock=Hand())
+    lost.set(Outcome.FAILED)
+    lost.trust(1e12)
+    lost.set(None)
+    assert lost.is_set()
+    assert lost.is_final
+    assert Outcome.FAILED is lost.outcome
+
+
+def test_who_waits_for_the_loss_is_woken_by_it() -> None:
+    lost = Lost(time.monotonic() + 60, clock=time.monotonic)
+    assert not lost.wait(0.05)
+    threading.Timer(0.05, lost.set).start()
+    started = time.monotonic()
+    assert lost.wait(20)
+    assert time.monotonic() - started < 10
+
+
+def test_who_waits_for_the_loss_is_woken_by_the_trust_deadline() -> None:
+    assert Lost(time.monotonic() + 0.1, clock=time.monotonic).wait(20)
+
+
+def test_a_claim_is_trusted_from_before_it_was_sent(bench: Bench) -> None:
+    clock = Hand()
+    runner = bench.runner(process_clock=clock)
+    attempt = bench.claimed(runner)
+    clock.at += 15.0 * (1 - TRUST_MARGIN) - 0.001
+    assert not attempt.lost.is_set()
+    clock.at += 0.001
+    assert attempt.lost.is_set()
+    assert Directive.CONTINUE is attempt.heartbeat()
+    assert not attempt.lost.is_set()
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_keeps_a_lease_alive_under_a_busy_tool(bench: Bench) -> None:
+    runner = bench.runner(beat_by_itself=True, lease_s=1.0, beat_s=0.2)
+    attempt = bench.begun(runner)
+    stop = threading.Event()
+
+    def busy() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+
+    threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 2.5
+    lost = 0
+    while time.monotonic() < end:
+        lost += attempt.lost.is_set()
+        sum(range(10_000))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    row = bench.attempt_row(attempt)
+    assert row.beat_at > row.claimed_at
+    assert (row.lease_expires_at - row.claimed_at).total_seconds() > 2.0
+    assert not attempt.lost.is_final
+
+
+def test_the_thread_tells_of_an_abort_and_of_a_loss(bench: Bench) -> None:
+    runner = bench.runner(beat_by_itself=True, lease_s=2.0, beat_s=0.1)
+    attempt = bench.begun(runner)
+    runner.request_abort("s", "a")
+    _until(lambda: attempt.directive is Directive.ABORT)
+    bench.change(attempts, attempts.c.attempt_id == attempt.attempt_id, lease_expires_at=attempts.c.claimed_at)
+    bench.runner(owner="other")
+    with mock.patch.object(runner._beater, "_beating"):
+        # No beat gets through meanwhile.
+        with runner._beater._guard:
+            bench.crash(attempt)
+    _until(lambda: attempt.lost.is_final)
+    assert Outcome.ABORTED is attempt.lost.outcome
+
+
+def test_an_ended_attempt_is_beaten_for_no_longer(bench: Bench) -> None:
+    runner = bench.runner(beat_by_itself=True)
+    attempt = bench.begun(runner)
+    assert [attempt.attempt_id] == [kept.ref.attempt_id for kept in runner._beater.kept()]
+    attempt.append([answer()])
+    attempt.settle("completed")
+    assert [] == runner._beater.kept()
+    assert not attempt.lost.is_set()
+
+
+def test_a_beat_that_fails_is_tried_again_soon_and_the_thread_lives(bench: Bench) -> None:
+    runner = bench.runner(beat_by_itself=True, lease_s=4.0, beat_s=0.5)
+    failures = 0
+
+    def failing(*arguments: Any, **settings: Any) -> Any:
+        nonlocal failures
+        if failures < 3:
+            failures += 1
+            raise DatabaseUnavailable("away")
+        return run_transaction(*arguments, **settings)
+
+    with mock.patch.object(beats_module, "run_transaction", failing):
+        attempt = bench.begun(runner)
+        before = bench.attempt_row(attempt).beat_at
+        _until(lambda: bench.attempt_row(attempt).beat_at > before)
+    assert 3 == failures
+    _until(lambda: runner._beater.last_error is None)
+
+
+def test_stopping_the_beat_takes_no_time(bench: Bench) -> None:
+    runner = bench.runner(beat_by_itself=True)
+    bench.begun(runner)
+    started = time.monotonic()
+    runner.close(release=False)
+    assert time.monotonic() - started < 3
+
+
+def test_beating_for_nothing_asks_nothing(bench: Bench) -> None:
+    beater = Beater(bench.engine, DEFAULT_LIMITS, beat_s=5)
+    assert {} == beater.beat_once()
+
+
+def _until(reached: Any, patience_s: float = 20.0) -> None:
+    end = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+# --- outages ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_outage_longer_than_the_lease_fences_nobody(bench: Bench) -> None:
+    """After it the daemon may not judge for two beats, and the write beats first."""
+    from reconciler.service.reconcile import Judge, reconcile_once
+
+    runner = bench.runner(reconnect_s=30)
+    attempt = bench.begun(runner)
+    failures = 0
+
+    def away(*arguments: Any, **settings: Any) -> Any:
+        nonlocal failures
+        failures += 1
+        if failures <= 3:
+            raise DatabaseUnavailable("could not reach it", detail={"kind": "unreachable"})
+        if failures == 4:
+            # It is back; every lease has ended, and the daemon looks before the runner does.
+            bench.change(attempts, attempts.c.attempt_id == attempt.attempt_id, lease_expires_at=attempts.c.claimed_at)
+            with bench.engine.begin() as conn:
+                bench._due(conn, "s", "a")
+            # Only the attempt's own beat is on record: nobody wrote since the lease ended.
+            bench.change(attempts, attempts.c.attempt_id == attempt.attempt_id, beat_at=attempts.c.claimed_at)
+            told = reconcile_once(bench.engine, judge=Judge(connected_for_s=lambda: 0.0, instance_id="daemon"))
+            assert (1, 0) == (told.unjudged, told.requeued)
+        return run_transaction(*arguments, **settings)
+
+    with mock.patch.object(runner_module, "run_transaction", away):
+        attempt.append([answer(id="x")])
+    assert failures > 4
+    assert "running" == bench.row().status
+    assert Outcome.COMPLETED is attempt.settle("completed").outcome
+
+
+def test_a_call_gives_up_after_its_patience_and_says_so(bench: Bench) -> None:
+    runner = bench.runner(reconnect_s=0.3)
+    attempt = bench.begun(runner)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise DatabaseUnavailable("could not reach it", detail={"kind": "unreachable"})
+
+    started = time.monotonic()
+    with mock.patch.object(runner_module, "run_transaction", away), pytest.raises(DatabaseUnavailable):
+        attempt.append([answer()])
+    assert time.monotonic() - started < 5
+    attempt.append([answer()])
+
+
+def test_wrong_credentials_are_not_waited_out(bench: Bench) -> None:
+    runner = bench.runner(reconnect_s=30)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise DatabaseUnavailable("could not connect", detail={"kind": "refused"})
+
+    started = time.monotonic()
+    with mock.patch.object(runner_module, "run_transaction", refused), pytest.raises(DatabaseUnavailable):
+        runner.claim()
+    assert time.monotonic() - started < 5
+
+
+def test_connections_that_the_server_ends_are_made_again(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    runner = bench.runner()
+    attempt = bench.begun(runner)
+    for number in range(3):
+        with bench.engine.connect() as conn:
+            conn.execute(
+                sa.text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+        attempt.append([answer(str(number), id=f"x{number}")])
+    assert Directive.CONTINUE is attempt.heartbeat()
+    assert Outcome.COMPLETED is attempt.settle("completed").outcome
+    bench.close()
+
+
+def test_a_connection_ended_between_commit_and_answer_doubles_nothing(postgresql_url: str) -> None:
+    import psycopg
+    from sqlalchemy.dialects.postgresql import psycopg as dialect_module
+
+    bench = Bench(postgresql_url)
+    runner = bench.runner()
+    attempt = bench.begun(runner)
+    real: Any = dialect_module.PGDialect_psycopg.do_commit
+    lost = 0
+
+    def commits_and_dies(self: Any, dbapi_connection: Any) -> None:
+        nonlocal lost
+        real(self, dbapi_connection)
+        if lost == 0:
+            lost += 1
+            with psycopg.connect(postgresql_url, autocommit=True) as other:
+                dead = dbapi_connection.driver_connection.info.backend_pid
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", [dead])
+            # The answer never comes.
+            dbapi_connection.cursor().execute("SELECT 1")
+
+    with mock.patch.object(dialect_module.PGDialect_psycopg, "do_commit", commits_and_dies):
+        ids = attempt.append([answer(id=None)])
+    assert 1 == lost
+    assert ids == [item.entry.id for item in attempt.path()][1:]  # type: ignore[union-attr]
+    bench.close()
+
+
+def test_a_runner_that_is_closed_refuses_no_read_of_its_attempts_state(bench: Bench) -> None:
+    runner = bench.runner()
+    attempt = bench.begun(runner)
+    runner.close()
+    runner.close()
+    assert [] == runner.claim()
+    with pytest.raises((AttemptLost, ReconcilerError)):
+        attempt.append([answer()])
+
+
+# --- wake-ups --------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_claim_is_woken_by_a_submission(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    waiting = bench.runner(owner="waits", notify=True, poll_s=60.0)
+    submitting = bench.runner(owner="submits", notify=True)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(waiting.claim(wait_s=30)))
+    thread.start()
+    listener = waiting._listener
+    assert listener is not None
+    _until(lambda: listener._conn is not None)
+    time.sleep(0.5)
+    started = time.monotonic()
+    submitting.submit("s", "a", {})
+    thread.join(30)
+    assert 1 == len(got)
+    # Polling alone comes after 12 s and more by now.
+    assert time.monotonic() - started < 10
+    bench.close()
+
+
+def test_a_waiting_claim_finds_work_without_any_hint(bench: Bench) -> None:
+    waiting = bench.runner(owner="waits", notify=False, poll_s=0.1)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(waiting.claim(wait_s=30)))
+    thread.start()
+    bench.submitted(bench.runner(owner="submits", notify=False))
+    thread.join(30)
+    assert 1 == len(got)
