@@ -21,6 +21,7 @@ from reconciler.errors import ReconcilerError
 from reconciler.store.beats import Beat, beat
 from reconciler.store.engine import run_transaction
 from reconciler.store.fence import AttemptRef
+from reconciler.store.instances import Instance, beat_instance, stop_instance
 
 # A holder stops early, never late: this part of the lease is not used.
 TRUST_MARGIN: Final = 0.1
@@ -114,8 +115,15 @@ class Beater:
     """Beats for a changing set of attempts, until it is stopped."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, *, beat_s: float, clock: Callable[[], float] = process_clock
+        self,
+        engine: Engine,
+        limits: Limits,
+        *,
+        beat_s: float,
+        clock: Callable[[], float] = process_clock,
+        presence: Instance | None = None,
     ) -> None:
+        self._presence = presence
         self._engine = engine
         self._limits = limits
         self._beat_s = beat_s
@@ -135,7 +143,11 @@ class Beater:
         with self._guard:
             for one in kept:
                 self._kept[one.ref.attempt_id] = one
-            if self._kept and self._thread is None and not self._stopping:
+
+    def start(self) -> None:
+        """Beat from a thread, from now on."""
+        with self._guard:
+            if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._run, name="reconciler-beat", daemon=True)
                 self._thread.start()
 
@@ -183,21 +195,35 @@ class Beater:
 
     def _run(self) -> None:
         failures = 0
-        next_at = self._clock() + self._beat_s
+        next_at, present_at = self._clock() + self._beat_s, self._clock()
         while not self._stopping:
-            if self._wake.wait(max(0.0, min(self._beat_s, next_at - self._clock()))):
-                return
-            if self._clock() < next_at:
-                continue
             try:
-                self.beat_once()
+                if self._clock() >= next_at:
+                    self.beat_once()
+                    next_at = self._clock() + self._beat_s * random.uniform(0.9, 1.0)  # noqa: S311
+                if self._presence is not None and self._clock() >= present_at:
+                    self._show(self._presence)
+                    present_at = self._clock() + self._presence.beat_s * random.uniform(0.8, 0.9)  # noqa: S311
+                self.last_error, failures = None, 0
             except ReconcilerError as error:
                 # Whatever it is: the attempts hear of it by their trust deadline, and the next beat may land.
                 self.last_error = error
                 failures += 1
                 pause = min(self._beat_s, 0.2 * 2.0 ** min(failures, 10)) * random.uniform(0.7, 1.0)  # noqa: S311
                 next_at = self._clock() + pause
-            else:
-                self.last_error = None
-                failures = 0
-                next_at = self._clock() + self._beat_s * random.uniform(0.9, 1.0)  # noqa: S311
+            # Naps are short, so that a clock that ran on while the host slept is looked at soon.
+            if self._wake.wait(max(0.0, min(self._beat_s, next_at - self._clock()))):
+                return
+
+    def _show(self, presence: Instance) -> None:
+        run_transaction(self._engine, lambda conn: beat_instance(conn, presence), attempts=1, idempotent=True)
+
+    def say_goodbye(self) -> None:
+        """Write that this process has ended well, if it was ever shown.
+
+        Raises:
+            ReconcilerError: it could not be written.
+        """
+        presence = self._presence
+        if presence is not None:
+            run_transaction(self._engine, lambda conn: stop_instance(conn, presence.id), attempts=1)

@@ -13,19 +13,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import NoResultFound
 
+from reconciler import __version__
 from reconciler.core.classifier import active_path
 from reconciler.core.limits import validate_limits
 from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, SyntheticResult
 from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionStatus
 from reconciler.core.validpath import valid_path
-from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, ReconcilerError
+from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, NotFound, ReconcilerError
 from reconciler.service import turns
 from reconciler.service.attempt import Attempt, PathItem, TurnPath
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
@@ -39,6 +42,7 @@ from reconciler.store.claims import ClaimCall, Claimed, ClaimResult, Holder, cla
 from reconciler.store.dialect import Clock, system_clock
 from reconciler.store.engine import DEFAULT_SCHEMA, EngineSettings, make_engine, read, require_schema, run_transaction
 from reconciler.store.fence import LeaseEnded
+from reconciler.store.instances import Instance
 from reconciler.store.new_entries import require_id
 from reconciler.store.outcomes import Requested, SettledSubmission
 from reconciler.store.paths import read_payloads
@@ -59,7 +63,8 @@ T = TypeVar("T")
 # A submission as admission answers it.
 Submission = Admitted
 
-_OWNER_BYTES_MAX: Final = 512
+# How often a runner shows that it is there, with or without work.
+_PRESENCE_S: Final = 30.0
 _CLAIM_WAIT_MAX_S: Final = 3600.0
 # The first pause of a claim that waits; it doubles up to ``poll_s``.
 _FIRST_PAUSE_S: Final = 0.05
@@ -123,8 +128,10 @@ class Runner:
                 pool_timeout_s=quick,
             ),
         )
-        self._beater = Beater(self._beat_engine, self.limits, beat_s=beat_s, clock=process_clock)
-        self._beats_by_itself = beat_by_itself
+        self._presence = _presence(self.owner, beat_s) if beat_by_itself else None
+        self._beater = Beater(
+            self._beat_engine, self.limits, beat_s=beat_s, clock=process_clock, presence=self._presence
+        )
         self._notifier = Notifier(self._engine) if notify else None
         self._listener = Listener(self._engine) if notify else None
         self._listening = threading.Lock()
@@ -154,6 +161,8 @@ class Runner:
                 continue
         self._closed.set()
         self._beater.stop()
+        with suppress(ReconcilerError):
+            self._beater.say_goodbye()
         if self._notifier is not None:
             self._notifier.stop()
         if self._listener is not None:
@@ -204,22 +213,25 @@ class Runner:
             self._hint()
         return admitted
 
-    def claim(self, limit: int = 1, *, wait_s: float = 0.0) -> list[Attempt]:
+    def claim(self, limit: int = 1, *, wait_s: float = 0.0, session_id: str | None = None) -> list[Attempt]:
         """Claim up to *limit* submissions, at most one per session, oldest first; [] where there is none.
 
-        With *wait_s* it waits for one, at most so long. Beats for them begin at once.
+        With *wait_s* it waits for one, at most so long. With *session_id* it claims of that session alone, for a
+        runner that works for one conversation. Beats for them begin at once.
 
         Raises:
             InvalidInput: *limit* or *wait_s* is out of range.
             DatabaseUnavailable: the database was away for longer than ``reconnect_s``.
         """
         _require_count(limit, self.limits.claim_max, "claim")
+        if session_id is not None:
+            require_id(session_id, "a session's id")
         if not 0 <= wait_s <= _CLAIM_WAIT_MAX_S:
             raise InvalidInput(f"cannot wait {wait_s} s for a claim: 0 to {_CLAIM_WAIT_MAX_S:.0f}")
         end = time.monotonic() + wait_s
         pause = min(_FIRST_PAUSE_S, self._poll_s)
         while not self._closed.is_set():
-            attempts = self._claim_once(limit)
+            attempts = self._claim_once(limit, session_id)
             left = end - time.monotonic()
             if attempts or left <= 0:
                 return attempts
@@ -291,6 +303,19 @@ class Runner:
             NotFound: there is no such submission, or it has no outcome yet.
         """
         return self._write(lambda conn, _: outcomes.acknowledge(conn, session_id, submission_id))
+
+    def path(self, session_id: str, *, valid: bool = True) -> TurnPath:
+        """Return a session's active path, as `Attempt.path` does, without holding an attempt of it.
+
+        Raises:
+            NotFound: there is no such session.
+            LimitExceeded: the session has more entries than ``path_entries_max``.
+        """
+        require_id(session_id, "a session's id")
+        try:
+            return self._path_of(session_id, None, valid=valid, known={})
+        except NoResultFound:
+            raise NotFound(f'there is no session "{session_id}"') from None
 
     # --- inside: used by Attempt -------------------------------------------------------------------------------------
 
@@ -388,13 +413,16 @@ class Runner:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _claim_once(self, limit: int) -> list[Attempt]:
+    def _claim_once(self, limit: int, session_id: str | None) -> list[Attempt]:
+        if self._presence is not None:
+            self._beater.start()
         here = this_process()
         call = ClaimCall(
             claim_key=uuid4().hex,
             attempt_ids=tuple(uuid4().hex for _ in range(limit)),
             holder=Holder(
                 owner=self.owner,
+                instance_id=None if self._presence is None else self._presence.id,
                 machine_id=here.machine_id,
                 boot_id=here.boot_id,
                 pid_namespace=here.pid_namespace,
@@ -405,6 +433,7 @@ class Runner:
             beat_s=self.limits.beat_s,
             grace_s=self.limits.grace_s,
             after_session=self._after_session,
+            session_id=session_id,
         )
         # Before the first try: whichever try got through, the lease ends later than we trust it.
         asked_at = self._process_clock()
@@ -413,7 +442,7 @@ class Runner:
         attempts = [self._attempt(claimed, asked_at) for claimed in result.claimed]
         with self._guard:
             self._attempts.update({attempt.attempt_id: attempt for attempt in attempts})
-        if self._beats_by_itself:
+        if self._presence is not None:
             self._beater.keep([attempt._kept for attempt in attempts])
         return attempts
 
@@ -462,6 +491,23 @@ def _with_payloads(path: Sequence[SessionEntry], payloads: Mapping[str, str], *,
 
 def _is_refused(error: DatabaseUnavailable) -> bool:
     return isinstance(error.detail, Mapping) and error.detail.get("kind") == "refused"
+
+
+def _presence(owner: str, beat_s: float) -> Instance:
+    here = this_process()
+    return Instance(
+        id=uuid4().hex,
+        kind="runner",
+        owner=owner,
+        program_version=__version__,
+        host=socket.gethostname()[:200] or None,
+        machine_id=here.machine_id,
+        boot_id=here.boot_id,
+        pid_namespace=here.pid_namespace,
+        pid=here.pid,
+        process_start=here.process_start,
+        beat_s=max(beat_s, _PRESENCE_S),
+    )
 
 
 def _default_owner() -> str:

@@ -51,6 +51,8 @@ class ClaimCall:
     grace_s: float
     # Where the second search goes on: behind this session.
     after_session: str = ""
+    # Claim of this session alone.
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,11 @@ _SESSIONS: Final = (
     " WHERE step.session_id IS NOT NULL ORDER BY step.number"
 )
 
+_HEAD: Final = (
+    "SELECT s.session_id, s.id FROM submissions s JOIN sessions x ON x.id = s.session_id"
+    " WHERE s.session_id = :session AND {claimable}"
+)
+
 
 def claim(conn: Connection, call: ClaimCall, *, repeated: bool) -> ClaimResult:
     """Claim up to ``len(call.attempt_ids)`` submissions, at most one per session, oldest first.
@@ -122,6 +129,9 @@ def claim(conn: Connection, call: ClaimCall, *, repeated: bool) -> ClaimResult:
     """
     if repeated and (before := _claimed_before(conn, call.claim_key)):
         return ClaimResult(before, call.after_session)
+    if call.session_id is not None:
+        found = _lock_keys(conn, _head(conn, call.session_id), 1)
+        return ClaimResult(_take(conn, call, found) if found else (), call.after_session)
     wanted = len(call.attempt_ids)
     found = _lock_oldest(conn, wanted)
     next_session = ""
@@ -158,6 +168,7 @@ _CROWDED: Final = (
     "SELECT count(*) FROM (SELECT 1 FROM submissions q WHERE q.status = 'queued' AND q.not_before IS NOT NULL"
     " AND q.not_before <= {now} LIMIT :depth) crowd"
 )
+_HEAD_PG: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=_STABLE_NOW)))
 _CROWDED_PG: Final = sa.text(_CROWDED.format(now=_STABLE_NOW))
 
 _NOW: Final = sa.bindparam("now", type_=UtcDateTime())
@@ -168,6 +179,7 @@ _OLDEST_SQLITE: Final = sa.text(
     f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
 ).bindparams(_NOW)
 _SESSIONS_SQLITE: Final = sa.text(_SESSIONS.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
+_HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
 
 
@@ -201,6 +213,15 @@ def _heads(conn: Connection, after: str, wanted: int) -> tuple[Keys, str]:
     if len(some) < len(heads):
         return some, some[-1][0]
     return some, rows[-1].session_id if len(rows) >= SESSIONS_MAX else ""
+
+
+def _head(conn: Connection, session_id: str) -> Keys:
+    """Return the session's claimable submission, of which there is one at most."""
+    if is_postgresql(conn):
+        rows = conn.execute(_HEAD_PG, {"session": session_id}).all()
+    else:
+        rows = conn.execute(_HEAD_SQLITE, {"session": session_id, "now": db_now(conn)}).all()
+    return [(row.session_id, row.id) for row in rows]
 
 
 def _lock_keys(conn: Connection, keys: Keys, wanted: int) -> Keys:
