@@ -99,7 +99,7 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
         "health.failed": Event("error", ("error",), "The health port cannot be opened."),
         "decision.made": Event(
             "debug",
-            ("pass_id", "session_id", "submission_id", "action", "reason", "detail", "outcome", "landed"),
+            ("session_id", "submission_id", "action", "reason", "detail", "outcome", "landed"),
             "One decision of a pass.",
         ),
     }
@@ -107,6 +107,7 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
 
 Sink = Callable[[str, str, dict[str, Any]], None]
 _sink: Sink | None = None
+_least = 1
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -118,10 +119,15 @@ def emit(event: str, **fields: Any) -> None:
 
 def configure(*, level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
     """Write events to *stream* (standard error): JSON lines, or text where it is a terminal or *style* says so."""
-    global _sink
+    global _sink, _least
     target = stream or sys.stderr
     as_text = style == "text" or (style == "auto" and target.isatty())
-    _sink = _structlog_sink(level, as_text, target)
+    _sink, _least = _structlog_sink(level, as_text, target), LEVELS.index(level)
+
+
+def wants_debug() -> bool:
+    """Return whether debug events are written: they may cost something to make."""
+    return _sink is not None and _least == 0
 
 
 @contextmanager

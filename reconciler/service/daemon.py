@@ -20,7 +20,7 @@ from reconciler import __version__
 from reconciler.core.jobs import Job, jobs_by_name
 from reconciler.core.model import DEFAULT_LIMITS, Limits
 from reconciler.errors import ReconcilerError, SchemaMismatch
-from reconciler.log import Repeats, emit
+from reconciler.log import Repeats, emit, wants_debug
 from reconciler.metrics import Metrics
 from reconciler.service.beats import process_clock
 from reconciler.service.contact import OUTAGES, Contact
@@ -29,7 +29,7 @@ from reconciler.service.instances import Presence, RunnerWatch, this_instance
 from reconciler.service.liveness import this_process
 from reconciler.service.notify import Notify
 from reconciler.service.reconcile import reconcile_once
-from reconciler.service.report import PassReport
+from reconciler.service.report import Decided, PassReport
 from reconciler.service.schedule import Schedule, Work
 from reconciler.service.scheduler import Clock
 from reconciler.service.settings import DaemonSettings, system_jobs, work_settings
@@ -331,6 +331,7 @@ class Daemon:
             decided_by=self.instance_id,
             jitter=self._jitter,
             progress=progress,
+            on_decision=_say if wants_debug() else None,
             stop=self._stopping.is_set,
         )
         took_s = time.monotonic() - started
@@ -510,6 +511,20 @@ def _gap_s(configuration: Configuration) -> float:
 
 def _text(error: Exception) -> str:
     return (error.message if isinstance(error, ReconcilerError) else f"{type(error).__name__}: {error}")[:1000]
+
+
+def _say(decided: Decided) -> None:
+    decision = decided.decision
+    emit(
+        "decision.made",
+        session_id=decided.session_id,
+        submission_id=decided.submission_id,
+        action=decision.action.value,
+        reason=decision.reason.value,
+        detail=decided.inspection.detail.value,
+        outcome=None if decision.outcome is None else decision.outcome.value,
+        landed=decided.landed,
+    )
 
 
 def _canonical_line(report: PassReport, took_s: float) -> dict[str, Any]:
