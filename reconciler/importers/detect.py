@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
-from reconciler.importers import claude_code, codex, google_adk, openai_agents, opencode, pi
+from reconciler.importers import claude_code, codex, google_adk, langgraph, openai_agents, opencode, pi
 from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
 from reconciler.importers.codex import CodexImporter
 from reconciler.importers.foreign_database import DatabaseImporter
 from reconciler.importers.google_adk import GoogleAdkImporter
+from reconciler.importers.langgraph import LanggraphImporter
 from reconciler.importers.openai_agents import OpenaiAgentsImporter
 from reconciler.importers.opencode import OpencodeExportImporter, OpencodeImporter
 from reconciler.importers.pi import PiImporter
@@ -34,6 +35,7 @@ DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
     opencode.FORMAT: OpencodeImporter,
     openai_agents.FORMAT: OpenaiAgentsImporter,
     google_adk.FORMAT: GoogleAdkImporter,
+    langgraph.FORMAT: LanggraphImporter,
 }
 AUTO: Final = "auto"
 # Looked at before the answer is "unknown".

@@ -40,8 +40,11 @@ VERDICTS = _rows(HERE / "verdicts.tsv")
 @pytest.mark.parametrize("name", sorted(VERDICTS))
 def test_the_last_prompt_of_a_corpus_file_gets_the_verdict_that_was_judged(name: str) -> None:
     (file,) = inspect_paths([str(CORPUS / name)])["files"]
-    (submission,) = file["submissions"]
     expected = VERDICTS[name]
+    if expected["detail"] == "no_session":
+        assert ([], ["no_session"]) == (file["submissions"], [problem["code"] for problem in file["problems"]])
+        return
+    (submission,) = file["submissions"]
     assert [
         expected["state"],
         expected["detail"],
@@ -61,13 +64,14 @@ def test_the_last_prompt_of_a_corpus_file_gets_the_verdict_that_was_judged(name:
 
 
 def test_every_file_of_the_corpus_has_a_verdict() -> None:
-    folders = {name.partition("/")[0] for name in VERDICTS}
-    assert set(VERDICTS) == {name for name in _rows(MANIFEST) if name.partition("/")[0] in folders}
+    assert set(VERDICTS) == set(_rows(MANIFEST))
 
 
 def test_a_verdict_that_differs_from_the_first_reading_gives_its_reason() -> None:
     manifest = _rows(MANIFEST)
-    differing = {name for name, row in VERDICTS.items() if row["state"] != manifest[name]["state"]}
+    differing = {name for name, row in VERDICTS.items() if manifest[name]["state"] not in (row["state"], "?")}
+    left_open = {name for name, row in manifest.items() if row["state"] == "?"}
+    assert [] == [name for name in left_open if "leaves it open" not in VERDICTS[name]["reason"]]
     assert [] == [name for name in differing if not VERDICTS[name]["reason"] or VERDICTS[name]["reason"][:2] == "as"]
     assert DIFFERING == differing
 
