@@ -439,8 +439,7 @@ def _judge_claim_and_admission(place: Field, claimed_first: bool, claim: Actor, 
 
 
 def _release_and_rescue(place: Field) -> tuple[Actor, Actor]:
-    attempt = place.bench.begun(place.runner)
-    place.bench.expire(attempt)
+    attempt = _stalled(place)
     return place.one(lambda: attempt.release("deploy")), place.a_pass()
 
 
