@@ -29,10 +29,12 @@ def open_desk(
     show_texts: bool = True,
     application_name: str = "reconciler",
     progress: Progress = no_progress,
+    read_only: bool = False,
 ) -> Desk:
     """Return a desk for *settings*; nothing is connected and no file is made yet.
 
-    *operator* is who asks, where a flag says so; *show_texts* False keeps what was said in sessions inside.
+    *operator* is who asks, where a flag says so; *show_texts* False keeps what was said in sessions inside; *read_only*
+    has the database itself refuse every write.
     """
 
     def make_engine(*, create: bool = False) -> Engine:
@@ -44,7 +46,9 @@ def open_desk(
                 engines.make_private_folder(path.parent)
         return engines.make_engine(
             settings.database_url,
-            settings=engines.EngineSettings(schema=settings.schema, application_name=application_name, create=create),
+            settings=engines.EngineSettings(
+                schema=settings.schema, application_name=application_name, create=create, read_only=read_only
+            ),
         )
 
     def name_database() -> str:
