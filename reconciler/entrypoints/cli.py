@@ -24,7 +24,7 @@ _SECTIONS: Final = (
     ("Look at session files", ("inspect",)),
     ("Do the work", ("import", "submit", "once", "run", "watch")),
     ("Ask", ("status", "list", "show", "explain", "tail", "schedule")),
-    ("Act", ("abort", "retry", "settle", "release", "resolve", "move-leaf", "refine")),
+    ("Act", ("abort", "retry", "settle", "release", "resolve", "move-leaf", "operations", "refine")),
     ("Keep house", ("db", "config", "doctor", "fsck", "prune", "export", "mcp", "completion")),
 )
 
@@ -40,6 +40,7 @@ _OTHERS: Final = {
 _GROUPS: Final = {
     "config": "The settings in force",
     "db": "The database's schema: look at it, compare it, upgrade it",
+    "operations": "Bulk acts: what a filter selected, what became of each, going on after a crash",
     "refine": "The refine gate: epochs of candidate edits, their budgets and steps",
     "schedule": "Scheduled jobs and their slots",
 }

@@ -35,7 +35,10 @@ def perform(asked: Asked, work: Callable[[Connection], T]) -> T:
     found: list[T] = []
 
     def run(conn: Connection) -> None:
-        found[:] = [work(conn)]
+        result = work(conn)
+        found[:] = [result]
+        if asked.beside is not None and isinstance(result, Reply):
+            asked.beside(conn, result)
         if asked.dry_run:
             raise _TakenBack
 

@@ -91,6 +91,8 @@ class Asked:
     given: frozenset[str]
     # The host's instant of asking, for lengths of time that count back from it.
     now: datetime
+    # Called with an act's answer inside its transaction: for what has to land with it or not at all.
+    beside: Callable[[Connection, Reply], None] | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.params[name]

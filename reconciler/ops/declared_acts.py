@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from reconciler.core.states import Outcome
 from reconciler.ops import payloads
 from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
+from reconciler.ops.operations_shape import BULK_ACT, BULK_PARAMETERS
 from reconciler.ops.parameters import ALL_PROMPTS, DRY_RUN, FILES, FORMAT, SESSION, SUBMISSION, act_parameters
 
 _DATABASE: Final = (
@@ -126,7 +128,10 @@ _WORK: Final = (
     ),
 )
 
-_ON_SUBMISSION: Final = (SUBMISSION, SESSION)
+# Without a submission these acts take what a filter selects.
+_ONE_OR_FILTER: Final = replace(SUBMISSION, required=False)
+_SESSION: Final = replace(SESSION, help=f"{SESSION.help}; without a submission: all of this session")
+_ON_SUBMISSION: Final = (_ONE_OR_FILTER, _SESSION)
 
 
 def _operator_act(
@@ -136,13 +141,15 @@ def _operator_act(
     details: str,
     examples: tuple[Example, ...],
     module: str = "acts",
+    bulk: bool = False,
 ) -> Entry:
+    # An act that takes a filter instead of an id goes through the room that freezes what it selects.
     return Entry(
         name,
         summary,
-        f"reconciler.ops.{module}:{name.replace('-', '_')}",
-        payloads.ACT,
-        parameters=act_parameters(*parameters),
+        f"reconciler.ops.{'operations' if bulk else module}:{name.replace('-', '_')}",
+        BULK_ACT if bulk else payloads.ACT,
+        parameters=act_parameters(*parameters, *(BULK_PARAMETERS if bulk else ())),
         details=details,
         examples=examples,
         acts=True,
@@ -165,28 +172,33 @@ _ACTS: Final = (
         examples=(
             Example("reconciler abort SUBMISSION --dry-run", "what it would do"),
             Example("reconciler abort SUBMISSION --reason 'wrong customer'", "do it"),
+            Example("reconciler abort --session SESSION --status queued --dry-run", "all that wait in a session"),
         ),
+        bulk=True,
     ),
     _operator_act(
         "retry",
         "End a submission's backoff and grant it one more attempt",
         *_ON_SUBMISSION,
         details="A settled submission never runs again: the refusal names the command that submits it anew.",
-        examples=(Example("reconciler retry SUBMISSION --reason 'the provider is back'", "try it now"),),
+        examples=(
+            Example("reconciler retry SUBMISSION --reason 'the provider is back'", "try it now"),
+            Example("reconciler retry --with-reason provider_retry --reason 'it is back'", "all that wait for it"),
+        ),
+        bulk=True,
     ),
     _operator_act(
         "settle",
         "Write a submission's outcome by hand",
-        SUBMISSION,
+        _ONE_OR_FILTER,
         Parameter(
             "outcome",
             Kind.TEXT,
             "completed, failed or aborted",
-            required=True,
             positional=True,
             choices=tuple(word.value for word in Outcome),
         ),
-        SESSION,
+        _SESSION,
         Parameter("fence", Kind.BOOLEAN, "even though its runner holds a live lease: it is fenced off", default=False),
         details=(
             "An outcome never changes afterwards. Finished work cannot be called failed or aborted, and a live lease is"
@@ -195,7 +207,9 @@ _ACTS: Final = (
         examples=(
             Example("reconciler settle SUBMISSION failed --dry-run", "whether it may be settled so"),
             Example("reconciler settle SUBMISSION failed --reason 'source is lost'", "settle it"),
+            Example("reconciler settle failed --status held --since 7d --dry-run", "all that are held since a week"),
         ),
+        bulk=True,
     ),
     _operator_act(
         "release",
@@ -206,7 +220,9 @@ _ACTS: Final = (
         examples=(
             Example("reconciler release SUBMISSION --reason 'checked by hand'", "let it go on"),
             Example("reconciler release SUBMISSION --repair-leaf ENTRY", "go on from an entry that is sound"),
+            Example("reconciler release --with-reason write_failed --dry-run", "all that are held for one reason"),
         ),
+        bulk=True,
     ),
     _operator_act(
         "resolve",

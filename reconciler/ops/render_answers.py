@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from reconciler.ops import housekeeping, refine, schedule
+from reconciler.ops import housekeeping, operations, refine, schedule
 from reconciler.ops.render import Column, Payload, Style, ago, pairs, plain, span, table, when
 from reconciler.ops.render_record import explain, show, tail
 
@@ -216,7 +216,10 @@ def _submit(payload: Payload, style: Style) -> list[str]:
 
 
 def _act(payload: Payload, style: Style) -> list[str]:
-    return [f"{style.bold(payload['result'] + ':')} {plain(payload['message'])}"]
+    return [
+        f"{style.bold(payload['result'] + ':')} {plain(payload['message'])}",
+        *operations.bulk_lines(payload, style),
+    ]
 
 
 # --- database and configuration --------------------------------------------------------------------------------------
