@@ -150,7 +150,7 @@ def _gather(conn: Connection, held: Held, limits: Limits) -> Gathered:
 
 _DUE_COLUMNS: Final = tuple(
     (name, f"session_{name[2:]}" if name.startswith("x_") else "id" if name == "submission_id" else name)
-    for name in DueRow.__dataclass_fields__
+    for name in DueRow._fields
     # What a pass could not read of a row; these columns are read with their types.
     if name != "fault"
 )

@@ -11,17 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from sqlalchemy.engine import Connection
 
-from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.dialect import db_now, fetch_tuples, is_postgresql
 from reconciler.store.passes import DueRow, Key
 from reconciler.store.types import utc_from_text
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(NamedTuple):
     """An attempt's columns, as far as a decision needs them."""
 
     attempt_id: str
@@ -44,8 +43,7 @@ class AttemptRow:
     provider_error_counted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What stands around a submission's row.
 
     ``input_seq`` is where its newest canonical input is in the session, on the active path or not. The settlement
@@ -71,12 +69,10 @@ class Read:
     around: Mapping[Key, Surroundings] = field(default_factory=dict)
 
 
-_ATTEMPT_NAMES: Final = tuple(AttemptRow.__dataclass_fields__)
+_ATTEMPT_NAMES: Final = AttemptRow._fields
 _ATTEMPT_WIDTH: Final = len(_ATTEMPT_NAMES)
 _ATTEMPT_INSTANTS: Final = tuple(
-    place
-    for place, item in enumerate(AttemptRow.__dataclass_fields__.values())
-    if str(item.type).startswith("datetime")
+    place for place, hint in enumerate(get_type_hints(AttemptRow).values()) if hint in (datetime, datetime | None)
 )
 _RETRYABLE_PLACE: Final = _ATTEMPT_NAMES.index("retryable")
 _COUNTED_PLACE: Final = _ATTEMPT_NAMES.index("provider_error_counted")
@@ -167,11 +163,11 @@ def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) 
         statement = _PG_AROUND.format(lock="FOR UPDATE OF a" if lock else "")
         parameters: dict[str, Any] = {name: [key[place] for key in keys] for place, name in enumerate(_KEY_NAMES)}
         now = None
-        for row in conn.exec_driver_sql(statement, parameters).all():
+        for row in fetch_tuples(conn, statement, parameters):
             around[row[0], row[1]] = _surroundings(row)
             now = row[-1] if now is None or row[-1] > now else now
         return Read(now or db_now(conn), around)
-    for row in conn.exec_driver_sql(_SQLITE_AROUND, {"keys": json.dumps(keys)}).all():
+    for row in fetch_tuples(conn, _SQLITE_AROUND, {"keys": json.dumps(keys)}):
         around[row[0], row[1]] = _surroundings(row, text=True)
     return Read(db_now(conn), around)
 
@@ -180,15 +176,15 @@ def _surroundings(row: Sequence[Any], *, text: bool = False) -> Surroundings:
     rest = 2 + 2 * _ATTEMPT_WIDTH
     last_begun_end, settlement_id, payload, input_id, input_seq, leaf_seq, quiet_since, _ = row[rest:]
     return Surroundings(
-        current=_attempt(row[2 : 2 + _ATTEMPT_WIDTH], text),
-        last=_attempt(row[2 + _ATTEMPT_WIDTH : rest], text),
-        last_begun_end=last_begun_end,
-        settlement_entry_id=settlement_id,
-        settlement_payload=payload,
-        input_entry_id=input_id,
-        input_seq=input_seq,
-        leaf_seq=leaf_seq,
-        quiet_since=utc_from_text(quiet_since) if text and quiet_since is not None else quiet_since,
+        _attempt(row[2 : 2 + _ATTEMPT_WIDTH], text),
+        _attempt(row[2 + _ATTEMPT_WIDTH : rest], text),
+        last_begun_end,
+        settlement_id,
+        payload,
+        input_id,
+        input_seq,
+        leaf_seq,
+        utc_from_text(quiet_since) if text and quiet_since is not None else quiet_since,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -204,6 +204,17 @@ def in_list(conn: Connection, column: sa.ColumnElement[Any], values: Collection[
         "value"
     )
     return column.in_(sa.select(listed.c.value))
+
+
+def fetch_tuples(conn: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
+    """Return all rows of a statement of the driver's own kind, as the driver gives them: for reads of many rows."""
+    result = conn.exec_driver_sql(statement, parameters)
+    cursor = result.cursor
+    if cursor is None:
+        raise UnsupportedOnDialect("cannot fetch: the statement returns no rows")
+    rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
+    result.close()
+    return rows
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

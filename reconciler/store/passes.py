@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from reconciler.errors import DatabaseInvalid
-from reconciler.store.dialect import is_postgresql, upsert
+from reconciler.store.dialect import fetch_tuples, is_postgresql, upsert
 from reconciler.store.schema import attempts, decisions, instances, passes, submissions
 from reconciler.store.types import utc_from_text, utc_text
 
@@ -33,9 +33,11 @@ class Cursor:
     submission_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class DueRow:
-    """A submission with its session, as the columns are; ``x_`` are the session's. See `schema`."""
+class DueRow(NamedTuple):
+    """A submission with its session, as the columns are; ``x_`` are the session's. See `schema`.
+
+    A named tuple, as the rows beside it: of many columns, made once for every row of a pass.
+    """
 
     session_id: str
     submission_id: str
@@ -87,17 +89,16 @@ class DueRow:
         return self.session_id, self.submission_id
 
 
-_ROW_COLUMNS: Final = tuple(name for name in DueRow.__dataclass_fields__ if name != "fault")
+_ROW_COLUMNS: Final = tuple(name for name in DueRow._fields if name != "fault")
 _SELECTED: Final = ", ".join(
     f"x.{name[2:]} AS {name}"
     if name.startswith("x_")
     else ("s.id AS submission_id" if name == "submission_id" else f"s.{name}")
     for name in _ROW_COLUMNS
 )
-_INSTANTS: Final = tuple(
-    name for name, item in DueRow.__dataclass_fields__.items() if str(item.type).startswith("datetime")
+_INSTANT_PLACES: Final = tuple(
+    place for place, hint in enumerate(get_type_hints(DueRow).values()) if hint == datetime | None
 )
-_INSTANT_PLACES: Final = tuple(_ROW_COLUMNS.index(name) for name in _INSTANTS)
 _FLAG_PLACE: Final = _ROW_COLUMNS.index("x_leaf_known_empty")
 
 # The status stands as a literal: bound, a generic plan can't use the partial index. The row comparison is the index's
@@ -142,14 +143,14 @@ def scan_due(
     start = after or _BEGINNING
     parameters: dict[str, Any] = {"session": start.session_id, "submission": start.submission_id, "limit": limit}
     if is_postgresql(conn):
-        found = conn.exec_driver_sql(
-            _PG_SCAN + (_LOCKED if lock else ""), {**parameters, "cutoff": cutoff, "at": start.reconcile_at}
+        found = fetch_tuples(
+            conn, _PG_SCAN + (_LOCKED if lock else ""), {**parameters, "cutoff": cutoff, "at": start.reconcile_at}
         )
-        return [DueRow(*row) for row in found.all()]
-    found = conn.exec_driver_sql(
-        _SQLITE_SCAN, {**parameters, "cutoff": utc_text(cutoff), "at": utc_text(start.reconcile_at)}
+        return [DueRow(*row) for row in found]
+    found = fetch_tuples(
+        conn, _SQLITE_SCAN, {**parameters, "cutoff": utc_text(cutoff), "at": utc_text(start.reconcile_at)}
     )
-    return [_from_sqlite(row) for row in found.all()]
+    return [_from_sqlite(row) for row in found]
 
 
 def lock_rows(conn: Connection, keys: Sequence[Key], *, lock: bool = True) -> list[DueRow]:
@@ -159,8 +160,8 @@ def lock_rows(conn: Connection, keys: Sequence[Key], *, lock: bool = True) -> li
     """
     if not keys:
         return []
-    found = conn.exec_driver_sql(
-        _by_key(conn) + (_LOCKED if lock and is_postgresql(conn) else ""), key_parameters(conn, keys)
+    found = fetch_tuples(
+        conn, _by_key(conn) + (_LOCKED if lock and is_postgresql(conn) else ""), key_parameters(conn, keys)
     )
     return [DueRow(*row) for row in found] if is_postgresql(conn) else [_from_sqlite(row) for row in found]
 
@@ -187,7 +188,7 @@ def _from_sqlite(row: Sequence[Any]) -> DueRow:
                 # Somebody wrote it by hand. The row is bad, not the pass.
                 values[place], fault = None, f"column {_ROW_COLUMNS[place]}: {error}"
     values[_FLAG_PLACE] = bool(values[_FLAG_PLACE])
-    return replace(DueRow(*values), fault=fault) if fault else DueRow(*values)
+    return DueRow._make([*values, fault])
 
 
 def count_due(conn: Connection, *, cutoff: datetime, at_most: int) -> int:
