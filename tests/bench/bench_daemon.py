@@ -1,8 +1,8 @@
 """Measures of the daemon: found again after kills and restarts, idle cost, a storm of ended leases.
 
 ``python -m tests.bench.bench_daemon [kill other-host restart idle storm] [--sqlite] [--quick]`` prints one JSON line
-per measure and, at the end, a table for the docs. Defaults are the product's: leases of 15 s, beats of 5 s, passes every
-2 s. ``--quick`` is for trying the script out: its numbers say nothing.
+per measure and, at the end, a table for the docs. Defaults are the product's: leases of 15 s, beats of 5 s, passes
+every 2 s. ``--quick`` is for trying the script out: its numbers say nothing.
 """
 
 from __future__ import annotations
