@@ -202,15 +202,26 @@ class Reading:
             progress=source.progress,
             prefix_bytes=source.prefix_bytes,
         )
-        # Whether the last line was torn off in the middle.
+        # Whether the last line was torn off in the middle; and whether it had its LF.
         self.torn = False
+        self.ended = True
 
     def objects(self) -> Iterable[tuple[int, dict[str, Any] | None, bytes]]:
         """Yield (line, object, raw bytes) for each line that isn't blank; the object is None where there is none.
 
         A last line without LF that is no JSON is torn: it is given back to the file, and noted.
         """
+        for number, value, data in self.values():
+            if value is None or isinstance(value, dict):
+                yield number, value, data
+                continue
+            self.problems.add(number, "not_an_object", "the line is JSON, but no object")
+            yield number, None, data
+
+    def values(self) -> Iterable[tuple[int, Any, bytes]]:
+        """Yield (line, value, raw bytes) as `objects` does, whatever the value is; None stands for no value."""
         for number, data, ended in self.reader.lines():
+            self.ended = ended
             if data is None:
                 self.problems.add(
                     number, "line_too_long", "the line is longer than the limit; it is skipped, the rest is read"
@@ -231,16 +242,18 @@ class Reading:
                 else:
                     yield number, None, data
                 continue
-            if not isinstance(decoded.value, dict):
+            if decoded.value is None:
                 self.problems.add(number, "not_an_object", "the line is JSON, but no object")
-                yield number, None, data
-                continue
             yield number, decoded.value, data
 
     def keep(self, line: int, value: object) -> None:
         """Hand the payload of *line* to the sink."""
         if self._keeps:
             self._sink.payload(line, payload_text(value))
+
+    def problem(self, line: int, code: str, message: str) -> None:
+        """Note a problem of a line."""
+        self.problems.add(line, code, message)
 
     def clean_id(self, raw: object, line: int, what: str) -> str | None:
         """Return *raw* as an id, or what stands for it where it can't be one; None where it is no text."""

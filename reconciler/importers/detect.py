@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
-from reconciler.importers import claude_code, codex, google_adk, langgraph, openai_agents, opencode, pi
+from reconciler.importers import claude_code, codex, google_adk, langgraph, openai_agents, opencode, pi, pi_harness
 from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
 from reconciler.importers.codex import CodexImporter
@@ -22,6 +22,7 @@ from reconciler.importers.langgraph import LanggraphImporter
 from reconciler.importers.openai_agents import OpenaiAgentsImporter
 from reconciler.importers.opencode import OpencodeExportImporter, OpencodeImporter
 from reconciler.importers.pi import PiImporter
+from reconciler.importers.pi_harness import PiHarnessImporter, PiSqliteImporter
 from reconciler.importers.reading import LineReader, decode_line
 
 IMPORTERS: Final[dict[str, Callable[[], Importer]]] = {
@@ -29,6 +30,7 @@ IMPORTERS: Final[dict[str, Callable[[], Importer]]] = {
     claude_code.FORMAT: ClaudeCodeImporter,
     codex.FORMAT: CodexImporter,
     opencode.EXPORT_FORMAT: OpencodeExportImporter,
+    pi_harness.FORMAT: PiHarnessImporter,
 }
 # In databases: one of them may hold sessions of several.
 DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
@@ -36,6 +38,7 @@ DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
     openai_agents.FORMAT: OpenaiAgentsImporter,
     google_adk.FORMAT: GoogleAdkImporter,
     langgraph.FORMAT: LanggraphImporter,
+    pi_harness.SQLITE_FORMAT: PiSqliteImporter,
 }
 AUTO: Final = "auto"
 # Looked at before the answer is "unknown".
@@ -174,6 +177,8 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
             return f"line {number} looks like {foreign}, which is not supported"
         if kind == "session" and ("id" in value or "timestamp" in value):
             return Detection(pi.FORMAT, f'line {number} is a session header ("type": "session")')
+        if value.get("kind") == "header" and "storageVersion" in value:
+            return Detection(pi_harness.FORMAT, f"line {number} is a header of pi's harness (version {value.get('v')})")
         if kind in _CLAUDE_DAG and "uuid" in value and "parentUuid" in value:
             return Detection(claude_code.FORMAT, f'line {number} is a "{kind}" line with uuid and parentUuid')
         if kind in _PI_TYPES and "id" in value and "parentId" in value:
@@ -196,8 +201,6 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
 
 def _foreign(value: dict[str, Any], kind: str | None) -> str | None:
     """Return the name of the format that only looks like one of ours."""
-    if value.get("kind") == "header" and value.get("v") == 4:
-        return "a pi harness session of version 4"
     if kind == "session_start":
         return "a Factory Droid session"
     if "uuid" in value and "parentUuid" in value:

@@ -150,6 +150,10 @@ class RowReading:
         if self._keeps:
             self._hash.update(payload_text(value).encode("ascii") + b"\n")
 
+    def problem(self, place: str, code: str, message: str) -> None:
+        """Note a problem of a row."""
+        self.problems.add(None, code, message, place)
+
     def clean_id(self, raw: object, place: str, what: str) -> str | None:
         """Return *raw* as an id, or what stands for it where it can't be one; None where it is no text."""
         raw = as_str(raw)

@@ -8,14 +8,12 @@ otherwise.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from reconciler.core import model as m
 from reconciler.importers.base import (
-    NO_MODEL_ERROR_RETRY,
     ImportedEntry,
     ImportedSession,
     ImportedSubmission,
@@ -26,18 +24,10 @@ from reconciler.importers.base import (
     instant,
     parents_first,
 )
+from reconciler.importers.pi_messages import message_entry
 
 FORMAT: Final = "pi"
 
-_STOP: Final = {
-    "stop": m.STOP_STOP,
-    "length": m.STOP_LENGTH,
-    "toolUse": m.STOP_TOOL_USE,
-    "error": m.STOP_ERROR,
-    "aborted": m.STOP_ABORTED,
-    # Handed to somebody who answers later: the turn goes on.
-    "deferred": m.STOP_TOOL_USE,
-}
 _KINDS: Final = {
     "compaction": m.KIND_COMPACTION,
     "branch_summary": m.KIND_BRANCH_SUMMARY,
@@ -49,13 +39,6 @@ _KINDS: Final = {
 _CUSTOM: Final = frozenset(
     {"thinking_level_change", "active_tools_change", "custom", "custom_message", "usage", "context_edit", "leaf"}
 )
-_MESSAGE_KINDS: Final = {"branchSummary": m.KIND_BRANCH_SUMMARY, "compactionSummary": m.KIND_COMPACTION}
-# The person's own shell commands, and what extensions put into the context: neither asks the model for anything.
-_CUSTOM_ROLES: Final = frozenset({"bashExecution", "custom", "hookMessage"})
-# The interactive program writes these texts when its user breaks off; an abort from outside (a signal, another program)
-# leaves the provider's own words, which prove no person.
-_STOPPED_BY_USER: Final = re.compile(r"Operation aborted\Z|Aborted after \d+ retry attempts?\Z")
-_STATUS: Final = re.compile(r"\s*(\d{3})\b")
 
 
 @dataclass(slots=True)
@@ -77,11 +60,14 @@ class PiImporter:
 
     def read(self, source: Source) -> ImportResult:
         """Read the whole stream. Never raises for what stands in it."""
-        return _File(source).read()
+        return PiFile(source).read()
 
 
-class _File:
-    def __init__(self, source: Source) -> None:
+class PiFile:
+    """One stream of pi entries. ``active`` is where it stands, where that is kept elsewhere; (None,) is before all."""
+
+    def __init__(self, source: Source, active: tuple[str | None] | None = None) -> None:
+        self._active = active
         self._source = source
         self._reading = Reading(source)
         self._problems = self._reading.problems
@@ -177,71 +163,18 @@ class _File:
         kind = as_text(value.get("type"))
         at = instant(value.get("timestamp"))
         if kind == "message" and isinstance(value.get("message"), dict):
-            return _Node(line, self._message(line, value["message"], entry_id, parent_id), at)
+            return _Node(line, message_entry(self._reading, line, value["message"], entry_id, parent_id), at)
         known = _KINDS.get(kind or "", m.KIND_CUSTOM)
         if known == m.KIND_CUSTOM and kind not in _CUSTOM:
             self._reading.unknown[str(kind)[:100]] += 1
         entry = m.SessionEntry(entry_id, parent_id, kind=known, content=m.CONTENT_NONE)
         return _Node(line, entry, at, injected=kind == "custom_message")
 
-    def _message(self, line: int, message: dict[str, Any], entry_id: str, parent_id: str | None) -> m.SessionEntry:
-        role = as_text(message.get("role"))
-        if role == "assistant":
-            return self._assistant(line, message, entry_id, parent_id)
-        if role == "toolResult":
-            call = self._reading.clean_id(message.get("toolCallId"), line, "call id")
-            return m.SessionEntry(entry_id, parent_id, role=m.ROLE_TOOL_RESULT, tool_call_id=call)
-        if role == "user":
-            return m.SessionEntry(entry_id, parent_id, role=m.ROLE_USER)
-        if role == "system":
-            return m.SessionEntry(entry_id, parent_id, role=m.ROLE_SYSTEM)
-        kind = _MESSAGE_KINDS.get(role or "", m.KIND_CUSTOM)
-        if kind == m.KIND_CUSTOM and role not in _CUSTOM_ROLES:
-            self._reading.unknown[f"message:{str(role)[:100]}"] += 1
-        return m.SessionEntry(entry_id, parent_id, kind=kind, content=m.CONTENT_NONE)
-
-    def _assistant(self, line: int, message: dict[str, Any], entry_id: str, parent_id: str | None) -> m.SessionEntry:
-        calls: list[str] = []
-        has_text = has_reasoning = False
-        blocks = message.get("content")
-        if isinstance(blocks, str):
-            has_text = bool(blocks.strip())
-            blocks = ()
-        for block in blocks if isinstance(blocks, list) else ():
-            if not isinstance(block, dict):
-                continue
-            match block.get("type"):
-                case "text":
-                    has_text = has_text or bool(str(block.get("text") or "").strip())
-                case "thinking":
-                    has_reasoning = True
-                case "toolCall":
-                    call = self._reading.clean_id(block.get("id"), line, "call id")
-                    calls.append(call if call is not None else f"{entry_id}:{len(calls)}")
-        raw_stop = message.get("stopReason")
-        stop = _STOP.get(raw_stop) if isinstance(raw_stop, str) else None
-        if stop is None and raw_stop is not None:
-            stop = m.STOP_TOOL_USE if calls else None
-            self._problems.add(line, "unknown_stop_reason", f'the stop reason "{str(raw_stop)[:100]}" is not known')
-        text = message.get("errorMessage")
-        text = text if isinstance(text, str) else ""
-        broken = stop in (m.STOP_ERROR, m.STOP_ABORTED)
-        return m.SessionEntry(
-            entry_id,
-            parent_id,
-            role=m.ROLE_ASSISTANT,
-            stop_reason=stop,
-            tool_call_ids=tuple(calls),
-            content=m.CONTENT_TEXT if has_text else m.CONTENT_REASONING if has_reasoning else m.CONTENT_NONE,
-            error_retryable=_retryable(text) if stop == m.STOP_ERROR else None,
-            stopped_by="user" if stop == m.STOP_ABORTED and _STOPPED_BY_USER.match(text) else None,
-            # The agent loop returns before it runs any call of a message that ended so: none was started.
-            starts_logged=broken and bool(calls),
-        )
-
     # --- linking ---------------------------------------------------------------------------------------------------
 
     def _session(self) -> ImportedSession:
+        if self._active is not None:
+            self._leaf = self._reading.link(self._active[0])
         nodes = list(self._nodes.values())
         order, cycle = parents_first([n.entry.id for n in nodes], [n.entry.parent_id for n in nodes])
         self._cyclic = {nodes[index].line for index in cycle}
@@ -358,9 +291,3 @@ def _is_answer(entry: m.SessionEntry) -> bool:
     return (
         entry.role == m.ROLE_ASSISTANT and not entry.tool_call_ids and entry.stop_reason in (m.STOP_STOP, m.STOP_LENGTH)
     )
-
-
-def _retryable(error: str) -> bool | None:
-    """Return False where the provider's status says that the same request can't ever succeed."""
-    status = _STATUS.match(error)
-    return False if status is not None and int(status[1]) in NO_MODEL_ERROR_RETRY else None

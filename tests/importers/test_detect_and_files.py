@@ -52,7 +52,6 @@ def test_a_transcript_may_hold_a_queued_prompt_and_nothing_else() -> None:
         (b"\x00\x01\x02\xff" * 100, "none of its first lines is JSON"),
         (b"hello\nworld\n", "none of its first lines is JSON"),
         (b'{"a":1}\n', "none of its first lines is JSON of a known session format"),
-        (b'{"v":4,"kind":"header","id":"x"}\n', "a pi harness session of version 4"),
         (b'{"type":"session_start","id":"x"}\n', "a Factory Droid session"),
         (b'{"sessionId":"x","messages":[]}\n', "a Gemini CLI session"),
         (b'{"type":"user","uuid":"x","parentUuid":null,"message":{"parts":[]}}\n', "a Qwen Code session"),
