@@ -70,7 +70,8 @@ def session_files(paths: Iterable[str], refused: list[str] | None = None) -> lis
     """
     found: dict[str, str] = {}
     for path in paths:
-        if path == STDIN or is_url(path) or not Path(path).is_dir():
+        # os.path's answers no where the system refuses the name; Path's raises what nobody catches.
+        if path == STDIN or is_url(path) or not os.path.isdir(path):  # noqa: PTH112
             found.setdefault(path if path == STDIN or is_url(path) else str(Path(path).resolve()), path)
             continue
         top = str(Path(path).resolve())
