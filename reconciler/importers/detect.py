@@ -12,10 +12,21 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.errors import UnknownFormat
-from reconciler.importers import claude_code, codex, google_adk, langgraph, openai_agents, opencode, pi, pi_harness
+from reconciler.importers import (
+    claude_code,
+    codex,
+    flue,
+    google_adk,
+    langgraph,
+    openai_agents,
+    opencode,
+    pi,
+    pi_harness,
+)
 from reconciler.importers.base import Importer, as_text
 from reconciler.importers.claude_code import ClaudeCodeImporter
 from reconciler.importers.codex import CodexImporter
+from reconciler.importers.flue import FlueImporter
 from reconciler.importers.foreign_database import DatabaseImporter
 from reconciler.importers.google_adk import GoogleAdkImporter
 from reconciler.importers.langgraph import LanggraphImporter
@@ -38,6 +49,7 @@ DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
     openai_agents.FORMAT: OpenaiAgentsImporter,
     google_adk.FORMAT: GoogleAdkImporter,
     langgraph.FORMAT: LanggraphImporter,
+    flue.FORMAT: FlueImporter,
     pi_harness.SQLITE_FORMAT: PiSqliteImporter,
 }
 AUTO: Final = "auto"
