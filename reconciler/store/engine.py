@@ -229,6 +229,12 @@ def schema_of(bind: Engine | Connection) -> str | None:
     return str(bind.get_execution_options().get(_SCHEMA_OPTION, DEFAULT_SCHEMA))
 
 
+def file_of(bind: Engine | Connection) -> Path | None:
+    """Return the SQLite file behind *bind*; None on PostgreSQL."""
+    path: Path | None = bind.get_execution_options().get(_PATH_OPTION)
+    return path
+
+
 def _sqlite_engine(url: URL, settings: EngineSettings, options: dict[str, Any]) -> Engine:
     path = Path(str(url.database))
 
