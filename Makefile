@@ -105,8 +105,8 @@ LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 .PHONY: lock
 lock: ## Write the locked requirements anew (UPGRADE=--upgrade for newer versions)
 	$(LOCK) $(UPGRADE) pyproject.toml --group build -o requirements/run.txt
-	$(LOCK) $(UPGRADE) pyproject.toml --group build --group test --extra postgres --extra mcp \
+	$(LOCK) $(UPGRADE) pyproject.toml --group build --group test --extra postgres --extra mcp --extra openai-agents \
 		-c requirements/run.txt -o requirements/test.txt
-	$(LOCK) $(UPGRADE) pyproject.toml --group build --group test --group lint --extra postgres --extra mcp \
+	$(LOCK) $(UPGRADE) pyproject.toml --group build --group test --group lint --extra postgres --extra mcp --extra openai-agents \
 		-c requirements/test.txt -o requirements/check.txt
 	$(LOCK) $(UPGRADE) --no-deps requirements/postgresql.in -o requirements/postgresql.txt
