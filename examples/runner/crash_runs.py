@@ -30,6 +30,7 @@ import sqlalchemy as sa
 
 from examples.runner.agent import Ledger, work
 from reconciler import Attempt, Limits, Runner
+from reconciler.errors import DatabaseUnavailable
 from reconciler.metrics import Metrics
 from reconciler.service.instances import RunnerWatch
 from reconciler.service.liveness import this_process
@@ -199,16 +200,21 @@ class CrashRuns:
         """Kill so many processes; work the rest off; compare."""
         started = time.monotonic()
         running: list[tuple[int, float]] = []
-        with Runner(self.url, limits=LIMITS, notify=False) as submitter:
-            while self.found.kills < kills:
-                if self._pending() <= SESSIONS:
-                    self._submit(submitter)
-                while len(running) < self.at_once:
-                    # Mostly the kill counts from the first attempt on, sometimes from the beginning.
-                    pid = self.processes.start(wait_for_claim=self.random.random() < 0.9)
-                    running.append((pid, time.monotonic()))
-                self._kill(*running.pop(self.random.randrange(len(running))))
-                self._decide()
+        try:
+            with Runner(self.url, limits=LIMITS, notify=False) as submitter:
+                while self.found.kills < kills:
+                    if self._pending() <= SESSIONS:
+                        self._submit(submitter)
+                    while len(running) < self.at_once:
+                        # Mostly the kill counts from the first attempt on, sometimes from the beginning.
+                        pid = self.processes.start(wait_for_claim=self.random.random() < 0.9)
+                        running.append((pid, time.monotonic()))
+                    self._kill(*running.pop(self.random.randrange(len(running))))
+                    self._decide()
+        except BaseException:
+            for pid, _ in running:
+                os.kill(pid, signal.SIGKILL)
+            raise
         for pid, _ in running:
             self.processes.reap(pid)
         end = time.monotonic() + 300
@@ -233,9 +239,12 @@ class CrashRuns:
         time.sleep(max(0.0, born + moment - time.monotonic()))
         if self.processes.is_alive(pid):
             os.kill(pid, signal.SIGSTOP)
-            self.found.hits += self._holds(pid)
-            os.kill(pid, signal.SIGKILL)
-            self.processes.reap(pid)
+            try:
+                self.found.hits += self._holds(pid)
+            finally:
+                # A stopped process outlives everything but this.
+                os.kill(pid, signal.SIGKILL)
+                self.processes.reap(pid)
             self.found.kills += 1
             self._life_s = min(2.0, self._life_s * 1.02)
         else:
@@ -249,9 +258,13 @@ class CrashRuns:
         reconcile_once(self.engine, limits=LIMITS)
 
     def _holds(self, pid: int) -> bool:
-        with read(self.engine) as conn:
-            statement = sa.select(sa.func.count()).where(attempts.c.pid == pid, attempts.c.ended_at.is_(None))
-            return bool(conn.execute(statement).scalar_one())
+        try:
+            with read(self.engine) as conn:
+                statement = sa.select(sa.func.count()).where(attempts.c.pid == pid, attempts.c.ended_at.is_(None))
+                return bool(conn.execute(statement).scalar_one())
+        except DatabaseUnavailable:
+            # Stopped while it opened or recovered the SQLite file: what it holds then is the lock that readers need.
+            return True
 
     def _pending(self) -> int:
         with read(self.engine) as conn:
