@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from reconciler.errors import UnsupportedOnDialect
 from reconciler.store.dialect import db_now, is_postgresql
-from reconciler.store.engine import file_of, schema_of
+from reconciler.store.engine import file_of, read, schema_of
 from reconciler.store.schema import metadata, operation_items, operations
 
 
@@ -144,7 +144,7 @@ def file_health(conn: Connection, *, quick_check: bool) -> FileHealth:
 
 def missing_indexes(engine: Engine) -> list[str]:
     """Return the names of indexes that the models have and the database hasn't, each with its table."""
-    with engine.connect() as conn:
+    with read(engine) as conn:
         inspector = sa.inspect(conn)
         schema = schema_of(conn) if is_postgresql(conn) else None
         found: list[str] = []
