@@ -8,6 +8,7 @@ for reading only. The protocol's library is an optional extra and is loaded by `
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -218,7 +219,8 @@ class Front:
             for _ in range(_SMALLER_ASKED_MAX):
                 if rows == 1:
                     break
-                rows = max(1, min(rows - 1, rows * room // size))
+                # From the rows that there were, not from those that were asked for: a page may be the last one.
+                rows = max(1, min(rows, _longest(payload)) * room // size)
                 payload = dict(ask(entry.name, {**arguments, lowered: rows}, self.desk).payload)
                 size = _size(payload)
                 if size <= room:
@@ -252,6 +254,10 @@ class Front:
             hint="ask for less, or serve with a larger --answer-bytes",
         )
         return {"error": error.as_dict()}
+
+
+def _longest(payload: Mapping[str, Any]) -> int:
+    return max((len(value) for value in payload.values() if isinstance(value, list)), default=1)
 
 
 def to_text(payload: Mapping[str, Any]) -> str:
@@ -345,6 +351,9 @@ def serve(
 
     try:
         anyio.run(run)
+    except* (anyio.BrokenResourceError, anyio.ClosedResourceError, BrokenPipeError):
+        # The client has gone before it had its answers.
+        terminal.forget_pipe(sys.stdout)
     finally:
         desk.close()
 
