@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Final
 
 from reconciler.errors import InvalidInput
@@ -17,6 +18,18 @@ JSON_DEPTH_MAX: Final = 500
 
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 _CONTAINERS: Final = (dict, list, tuple)
+
+
+def _prepared() -> Callable[[object], str]:
+    """Return an encoder of values that can't hold themselves, made once: `encode` makes its inner one at each call."""
+    make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
+    if make is None:  # pragma: no cover - an interpreter without the compiled encoder
+        return _ENCODER.encode
+    inner = make(None, _ENCODER.default, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, False)
+    return lambda value: "".join(inner(value, 0))
+
+
+_encode: Final = _prepared()
 
 
 def canonical_json(value: object) -> str:
@@ -48,7 +61,7 @@ def canonical_json_parsed(value: object) -> str:
         InvalidInput: *value* holds a float that JSON hasn't.
     """
     try:
-        return _ENCODER.encode(value)
+        return _encode(value)
     except ValueError as error:
         raise InvalidInput(f"cannot write the value as JSON: {error}") from None
 

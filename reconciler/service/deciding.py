@@ -16,15 +16,16 @@ from sqlalchemy.engine import Connection, Engine
 from reconciler.core.due import may_judge_lease
 from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, SubmissionFacts
 from reconciler.core.policy import decide
-from reconciler.core.states import AttemptEnd, DecisionAction, SubmissionStatus
+from reconciler.core.states import AttemptEnd, DecisionAction
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import ReconcilerError
 from reconciler.service.gather import Gathered, failed, gather
 from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
 from reconciler.service.resume import make_plan, make_settlement, texts_wanted
+from reconciler.service.shapes import Answers
 from reconciler.store.around import AttemptRow, Read, read_around
 from reconciler.store.engine import read
-from reconciler.store.facts import attempt_facts, limits_for, submission_facts
+from reconciler.store.facts import limits_for, submission_facts
 from reconciler.store.passes import DueRow, Key, lock_rows, others_wrote_at
 from reconciler.store.paths import read_payloads
 from reconciler.store.settlements import DecisionWrite, Push
@@ -67,11 +68,11 @@ class Planned:
         """Return the guarded write that carries the decision out."""
         row, around, decision = self.gathered.row, self.gathered.around, self.decision
         lease = around.current.lease_expires_at if around.current is not None else None
-        last = attempt_facts(around.last)
+        last = around.last
         return DecisionWrite(
             session_id=row.session_id,
             submission_id=row.submission_id,
-            status=SubmissionStatus(row.status),
+            status=self.facts.status,
             session_version=row.x_version,
             revision=row.revision,
             decision=decision,
@@ -82,7 +83,7 @@ class Planned:
             plan=plan,
             inspection=None if self.gathered.error is not None else self.gathered.inspection,
             decided_by=decided_by,
-            uses_unpark=row.current_attempt_id is None and last is not None and last.end is AttemptEnd.PARKED,
+            uses_unpark=row.current_attempt_id is None and last is not None and last.end_kind == AttemptEnd.PARKED,
         )
 
 
@@ -106,6 +107,7 @@ class Decider:
         self._jitter = jitter
         self._others: tuple[datetime | None] | None = None
         self._own_limits: dict[str, Limits] = {}
+        self._answers = Answers()
 
     def surroundings(self, conn: Connection, rows: Sequence[DueRow]) -> Read:
         """Lock the current attempts of *rows*, and read what stands around them, with the database's clock."""
@@ -115,7 +117,7 @@ class Decider:
         """Decide about *rows* by what stands around them."""
         boot = booted_at(around.now)
         planned = []
-        for gathered in gather(conn, rows, around.around, self._limits):
+        for gathered in gather(conn, rows, around.around, self._limits, self._answers):
             own, fault = self._limits_of(gathered.row)
             if fault is not None:
                 gathered = failed(gathered.row, gathered.around, fault, hangs_from=gathered.hangs_from)

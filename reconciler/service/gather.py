@@ -36,6 +36,7 @@ from reconciler.core.model import (
 )
 from reconciler.core.states import SessionOrigin
 from reconciler.errors import LimitExceeded
+from reconciler.service.shapes import Answer, Answers
 from reconciler.store.around import Surroundings
 from reconciler.store.passes import DueRow, Key
 from reconciler.store.paths import (
@@ -89,23 +90,35 @@ def failed(row: DueRow, around: Surroundings, error: str, *, hangs_from: str | N
 
 
 def gather(
-    conn: Connection, rows: Sequence[DueRow], around: Mapping[Key, Surroundings], limits: Limits
+    conn: Connection,
+    rows: Sequence[DueRow],
+    around: Mapping[Key, Surroundings],
+    limits: Limits,
+    answers: Answers | None = None,
 ) -> list[Gathered]:
     """Inspect *rows*, in their order; see the module's text. One answer for each row.
+
+    *answers* are those that the caller's earlier batches came to.
 
     One statement for the usual batch; one more for each further piece of long tails, and few more where the record is
     out of the ordinary.
     """
-    gathering = _Gathering(conn, rows, around, limits)
+    gathering = _Gathering(conn, rows, around, limits, Answers() if answers is None else answers)
     gathering.run()
     return [gathering.found[row.key] for row in rows]
 
 
 class _Gathering:
     def __init__(
-        self, conn: Connection, rows: Sequence[DueRow], around: Mapping[Key, Surroundings], limits: Limits
+        self,
+        conn: Connection,
+        rows: Sequence[DueRow],
+        around: Mapping[Key, Surroundings],
+        limits: Limits,
+        answers: Answers,
     ) -> None:
         self._conn = conn
+        self._answers = answers
         self._rows = {row.key: row for row in rows}
         self._around = around
         self._limits = limits
@@ -134,6 +147,7 @@ class _Gathering:
             requests,
             piece=self._limits.path_piece_entries,
             entries_max=self._limits.path_entries_max,
+            known=self._answers,
         )
         for read in reads:
             self._take(read)
@@ -151,7 +165,9 @@ class _Gathering:
     def _take(self, read: PathRead) -> None:
         key = read.request.key
         row, around = self._rows[key], self._around[key]
-        if read.error is not None:
+        if read.turn is not None and read.turn.shape in self._answers:
+            self.found[key] = _shaped(row, around, self._answers.of(read.turn), read.rows_read)
+        elif read.error is not None:
             self.found[key] = failed(row, around, str(read.error), hangs_from=row.x_leaf_entry_id)
         elif not read.complete:
             self._whole.append(key)
@@ -161,6 +177,7 @@ class _Gathering:
     def _inspect_read(self, read: PathRead, row: DueRow, around: Surroundings) -> Gathered:
         inspection = _inspect(read, None)
         wanted = facts_wanted(read.walk, inspection)
+        gathered = _gathered(row, around, inspection, read.walk.path, read.rows_read)
         if FactsWanted.INPUT_ELSEWHERE in wanted:
             if around.input_seq is not None:
                 self._whole.append(read.request.key)
@@ -169,7 +186,9 @@ class _Gathering:
         ):
             # Without entries newer than the leaf there is no branch that the walk has not met.
             self._pending.append((read, inspection, wanted))
-        return _gathered(row, around, inspection, read.walk.path, read.rows_read)
+        elif read.turn is not None:
+            self._answers.keep(read.turn, Answer(inspection, gathered.evidence, gathered.may_grow))
+        return gathered
 
     def _read_beside(self) -> None:
         if not self._pending:
@@ -240,7 +259,14 @@ def _request(row: DueRow, around: Surroundings) -> PathRequest:
         input_seq=around.input_seq,
         last_seq=row.x_last_seq,
         leaf_known_empty=row.x_leaf_known_empty,
+        asked_attempt_id=_asked(row),
+        is_mirrored=row.x_origin == SessionOrigin.MIRRORED,
     )
+
+
+def _asked(row: DueRow) -> str | None:
+    # Native: the error of the current attempt, else of the last one; of none where there was none.
+    return None if row.x_origin == SessionOrigin.MIRRORED else row.current_attempt_id or row.last_attempt_id or ""
 
 
 def _adoptable(row: DueRow, around: Surroundings) -> Gathered:
@@ -336,17 +362,30 @@ def _gathered(
     hangs_from: str | None = None,
 ) -> Gathered:
     is_mirrored = row.x_origin == SessionOrigin.MIRRORED
-    # Native: the error of the current attempt, else of the last one; of none where there was none.
-    asked = None if is_mirrored else row.current_attempt_id or row.last_attempt_id or ""
     return Gathered(
         row=row,
         around=around,
         inspection=inspection,
-        evidence=turn_evidence(path, inspection, attempt_id=asked),
+        evidence=turn_evidence(path, inspection, attempt_id=_asked(row)),
         hangs_from=hangs_from or row.x_leaf_entry_id,
         on_path=inspection.input_entry_id is not None and inspection.detail not in _OFF_PATH,
         may_grow=is_mirrored and _may_grow(path),
         rows_read=rows_read,
+    )
+
+
+def _shaped(row: DueRow, around: Surroundings, answer: Answer, rows_read: int) -> Gathered:
+    inspection = answer.inspection
+    return Gathered(
+        row,
+        around,
+        inspection,
+        answer.evidence,
+        row.x_leaf_entry_id,
+        inspection.input_entry_id is not None and inspection.detail not in _OFF_PATH,
+        answer.may_grow,
+        None,
+        rows_read,
     )
 
 

@@ -46,6 +46,8 @@ class _Batch:
 
     rows: int = 0
     cursor: Cursor | None = None
+    count: int = 0
+    # Where somebody wants to hear of each.
     decided: list[Decided] = field(default_factory=list)
     deferred: list[Key] = field(default_factory=list)
     # Too long a path to be read under the write lock.
@@ -228,7 +230,7 @@ class _Pass:
         return self._tell(batch)
 
     def _tell(self, batch: _Batch) -> _Batch:
-        if batch.decided:
+        if batch.count:
             self._failed_in_row = 0
         if self._on_decision is not None:
             for decided in batch.decided:
@@ -313,6 +315,9 @@ class _Pass:
         if decision.reason is Reason.OWNER_UNJUDGED and one.gathered.around.current is not None:
             report.unjudged += 1
             report.judge_after_s = max(report.judge_after_s, 2 * one.gathered.around.current.beat_s)
+        batch.count += 1
+        if self._on_decision is None:
+            return
         batch.decided.append(
             Decided(
                 row.session_id,

@@ -102,7 +102,7 @@ def attempt_facts(row: AttemptRow | None) -> AttemptFacts | None:
         begun=row.begun_at is not None,
         made_progress=row.progress_at is not None,
         last_progress_at=row.progress_at,
-        end=None if row.end_kind is None else AttemptEnd(row.end_kind),
+        end=None if row.end_kind is None else _ENDS[row.end_kind],
         retryable=row.retryable,
         end_reason=row.end_reason,
         beat_s=row.beat_s,
@@ -110,16 +110,26 @@ def attempt_facts(row: AttemptRow | None) -> AttemptFacts | None:
     )
 
 
+# Looked up for every row of a pass: cheaper than asking the class for its members.
+_ACTIONS: Final = {action.value: action for action in DecisionAction}
+_REASONS: Final = {reason.value: reason for reason in Reason}
+_DETAILS: Final = {detail.value: detail for detail in Detail}
+_STATUSES: Final = {status.value: status for status in SubmissionStatus}
+_ORIGINS: Final = {origin.value: origin for origin in SessionOrigin}
+_ENDS: Final = {end.value: end for end in AttemptEnd}
+
+
 def decision_on_record(row: DueRow) -> DecisionOnRecord | None:
     """Return the row's last decision, None where its last act was none of the policy's."""
-    if row.decision_action not in set(DecisionAction) or row.decision_reason not in set(Reason):
+    action, reason = _ACTIONS.get(row.decision_action or ""), _REASONS.get(row.decision_reason or "")
+    if action is None or reason is None:
         return None
     return DecisionOnRecord(
-        action=DecisionAction(row.decision_action),
-        reason=Reason(row.decision_reason),
+        action=action,
+        reason=reason,
         revision=-1 if row.decision_revision is None else row.decision_revision,
         session_version=-1 if row.decision_version is None else row.decision_version,
-        detail=Detail(row.decision_detail) if row.decision_detail in set(Detail) else None,
+        detail=_DETAILS.get(row.decision_detail or ""),
     )
 
 
@@ -131,7 +141,7 @@ def stands(row: DueRow) -> bool:
     return decision_stands(
         decision_on_record(row),
         revision=row.revision,
-        origin=SessionOrigin(row.x_origin),
+        origin=_ORIGINS[row.x_origin],
         leaf_moved_version=row.x_leaf_moved_version,
     )
 
@@ -151,8 +161,8 @@ def submission_facts(
     return SubmissionFacts(
         session_id=row.session_id,
         submission_id=row.submission_id,
-        status=SubmissionStatus(row.status),
-        origin=SessionOrigin(row.x_origin),
+        status=_STATUSES[row.status],
+        origin=_ORIGINS[row.x_origin],
         revision=row.revision,
         session_version=row.x_version,
         decision_stands=stands(row),
@@ -170,7 +180,7 @@ def submission_facts(
         leaf_moved_at=row.x_leaf_moved_at,
         current_attempt=current,
         last_attempt=attempt_facts(around.last),
-        last_begun_end=None if around.last_begun_end is None else AttemptEnd(around.last_begun_end),
+        last_begun_end=None if around.last_begun_end is None else _ENDS[around.last_begun_end],
         owner_dead=owner_dead,
         may_judge_lease=may_judge_lease,
         attempts_spent=row.attempts_spent,
@@ -193,7 +203,7 @@ def _outcome_or_completed(around: Surroundings) -> Outcome:
 
 
 def _quiet_at(row: DueRow, around: Surroundings, limits: Limits) -> datetime | None:
-    if SessionOrigin(row.x_origin) is SessionOrigin.NATIVE or around.quiet_since is None:
+    if _ORIGINS[row.x_origin] is SessionOrigin.NATIVE or around.quiet_since is None:
         return None
     return after(around.quiet_since, limits.quiet_s)
 

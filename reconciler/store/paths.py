@@ -8,18 +8,18 @@ other branches that lie between are met on the way. Knows nothing of decisions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
 
 from reconciler.core.classifier import LeafWalk
 from reconciler.core.model import KIND_UNREADABLE, SessionEntry
 from reconciler.errors import LimitExceeded
-from reconciler.store.dialect import is_postgresql
+from reconciler.store.dialect import fetch_tuples, is_postgresql
 
 # Bounds of what is held at once, in entries: rows of one further piece, and entries of the walks that are under way.
 _FURTHER_ROWS_MAX: Final = 20_000
@@ -28,9 +28,12 @@ _FURTHER_PIECE_MAX: Final = 4_096
 _SESSION_ROWS_MAX: Final = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class PathRequest:
-    """Whose path is wanted. ``leaf_seq`` is None where the leaf is missing, ``input_seq`` where there is no input."""
+class PathRequest(NamedTuple):
+    """Whose path is wanted. ``leaf_seq`` is None where the leaf is missing, ``input_seq`` where there is no input.
+
+    ``asked_attempt_id`` is the attempt whose last message the caller asks about (None: whichever), ``is_mirrored``
+    whose session it is: neither changes what is read, both belong to the shape of the turn.
+    """
 
     session_id: str
     submission_id: str
@@ -39,11 +42,26 @@ class PathRequest:
     input_seq: int | None
     last_seq: int
     leaf_known_empty: bool = False
+    asked_attempt_id: str | None = None
+    is_mirrored: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
         """Session and submission."""
         return self.session_id, self.submission_id
+
+
+# All that the classifier reads of a turn, with ids replaced by which of them are equal.
+Shape = tuple[Any, ...]
+
+
+class ShapedTurn(NamedTuple):
+    """A turn that is a plain chain from its input to the leaf, with its shape and the ids that it leaves out."""
+
+    shape: Shape
+    entry_ids: Sequence[str]
+    # In order of their first appearance.
+    call_ids: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -61,6 +79,8 @@ class PathRead:
     rows_read: int = 0
     plain: set[str] = field(default_factory=set)
     error: LimitExceeded | None = None
+    # Where the turn has one. The walk is not begun where the caller said that it knows the shape.
+    turn: ShapedTurn | None = None
     # While it is under way: the highest seq not read yet, and the lowest one that is asked for.
     _upper: int = 0
     _floor: int = 0
@@ -80,13 +100,24 @@ class SessionRead:
     plain: frozenset[str]
 
 
-# In the order of SessionEntry's fields; the last two are not part of it.
-_ENTRY_NAMES: Final = tuple(item.name for item in fields(SessionEntry))
-_CALLS: Final = _ENTRY_NAMES.index("tool_call_ids")
-_RETRYABLE: Final = _ENTRY_NAMES.index("error_retryable")
-_SEQ: Final = len(_ENTRY_NAMES)
-_WRITE_AHEAD: Final = _SEQ + 1
-_COLUMNS: Final = ", ".join(f"e.{name}" for name in (*_ENTRY_NAMES, "seq", "write_ahead"))
+# The ids first: what stands behind them is the same in every turn of one shape.
+_IDS: Final = ("seq", "id", "parent_id", "submission_id", "attempt_id", "tool_call_ids", "tool_call_id")
+_REST: Final = (
+    "kind",
+    "role",
+    "stop_reason",
+    "content",
+    "is_synthetic",
+    "is_sidechain",
+    "ends_turn",
+    "error_retryable",
+    "stopped_by",
+    "starts_logged",
+    "write_ahead",
+)
+_COLUMNS: Final = ", ".join(f"e.{name}" for name in (*_IDS, *_REST))
+# Behind the number of the request (or the session's id), which every statement here gives first.
+_FIRST_OF_REST: Final = 1 + len(_IDS)
 
 # The number of the request, then the entry: a number costs less to carry than two ids. Bounded by the range of seq, not
 # by a count: the range has no more entries than numbers, and needs neither LATERAL nor an order.
@@ -124,27 +155,76 @@ _SQLITE_BRANCHES: Final = (
 )
 
 
-def _entry(row: Sequence[Any], start: int) -> SessionEntry:
-    values = list(row[start : start + _SEQ])
-    calls = values[_CALLS]
-    values[_CALLS] = () if calls is None else tuple(json.loads(calls))
-    if values[_RETRYABLE] is not None:
+def _entry(row: Sequence[Any]) -> SessionEntry:
+    (_, _, entry_id, parent_id, submission_id, attempt_id, calls, call_id, kind, role, stop_reason, content) = row[:12]
+    is_synthetic, is_sidechain, ends_turn, error_retryable, stopped_by, starts_logged, _ = row[12:]
+    return SessionEntry(
+        entry_id,
+        parent_id,
+        kind,
+        role,
+        submission_id,
+        attempt_id,
+        stop_reason,
+        () if calls is None else tuple(json.loads(calls)),
+        call_id,
+        content,
+        is_synthetic,
+        is_sidechain,
+        ends_turn,
         # Differs on SQLite because its truth values are numbers; this one is compared by identity.
-        values[_RETRYABLE] = bool(values[_RETRYABLE])
-    return SessionEntry(*values)
+        None if error_retryable is None else bool(error_retryable),
+        stopped_by,
+        starts_logged,
+    )
+
+
+def _shaped(request: PathRequest, rows: Sequence[Sequence[Any]]) -> ShapedTurn | None:
+    """Return the turn's shape; None where it is no plain chain from the input to the leaf."""
+    mine, asked = request.submission_id, request.asked_attempt_id
+    entry_ids: list[str] = []
+    calls: dict[str, int] = {}
+    parts: list[object] = []
+    before = None
+    for row in rows:
+        _, _, entry_id, parent_id, submission_id, attempt_id, call_ids, call_id = row[:_FIRST_OF_REST]
+        if before is not None and parent_id != before:
+            return None
+        before = entry_id
+        entry_ids.append(entry_id)
+        made = answered = None
+        if call_ids is not None:
+            made = tuple([calls.setdefault(call, len(calls)) for call in json.loads(call_ids)])
+        if call_id is not None:
+            answered = calls.setdefault(call_id, len(calls))
+        parts.append(
+            (
+                None if submission_id is None else submission_id == mine,
+                attempt_id == asked,
+                made,
+                answered,
+                row[_FIRST_OF_REST:],
+            )
+        )
+    if before is None or before != request.leaf_entry_id:
+        return None
+    # Without entries newer than the leaf there is nothing beside the path (R7), without a parent nothing above (R2).
+    beside, above = request.last_seq != request.leaf_seq, rows[0][3] is not None
+    return ShapedTurn((request.is_mirrored, asked is None, beside, above, *parts), entry_ids, list(calls))
 
 
 # --- from the leaf upwards -------------------------------------------------------------------------------------------
 
 
 def read_paths(
-    conn: Connection, requests: Sequence[PathRequest], *, piece: int, entries_max: int
+    conn: Connection, requests: Sequence[PathRequest], *, piece: int, entries_max: int, known: Container[Shape] = ()
 ) -> Iterator[PathRead]:
     """Yield a walk for each request, in no certain order, reading in pieces until each input is met.
 
     The first *piece* entries from every leaf are read by one statement. Where the input is not among them, larger
     pieces follow, for few walks at a time, so that what is held stays bounded: take each walk and drop it. A path of
-    more than *entries_max* entries is given up, with an ``error``.
+    more than *entries_max* entries is given up, with an ``error``. A turn that has a shape says so (``turn``); one
+    whose shape is among *known* is not walked.
     """
     under_way: list[PathRead] = []
     starting = []
@@ -154,8 +234,16 @@ def read_paths(
             starting.append(read)
         else:
             yield read
-    _read_pieces(conn, starting, piece, entries_max)
-    for read in starting:
+    ranges = _ranges(starting, piece, entries_max)
+    for read, (lower, upper), rows in zip(starting, ranges, _pieces(conn, starting, ranges), strict=True):
+        if lower == read.request.input_seq and len(rows) == upper - lower + 1:
+            rows.sort(key=_SEQ_OF)
+            read.turn = _shaped(read.request, rows)
+            if read.turn is not None and read.turn.shape in known:
+                read.rows_read = len(rows)
+                yield read
+                continue
+        _feed(read, rows, lower, entries_max)
         if read.under_way:
             under_way.append(read)
         else:
@@ -204,21 +292,29 @@ def _groups(under_way: Sequence[PathRead]) -> Iterator[list[PathRead]]:
         yield group
 
 
-def _read_pieces(conn: Connection, reads: Sequence[PathRead], size: int, entries_max: int) -> None:
-    if not reads:
-        return
+_SEQ_OF: Final = itemgetter(1)
+
+
+def _ranges(reads: Sequence[PathRead], size: int, entries_max: int) -> list[tuple[int, int]]:
     # At least one entry, at most what the limit leaves.
     sizes = [max(1, min(size, entries_max - read.rows_read)) for read in reads]
-    ranges = [(max(read._floor, read._upper - n + 1), read._upper) for read, n in zip(reads, sizes, strict=True)]
+    return [(max(read._floor, read._upper - n + 1), read._upper) for read, n in zip(reads, sizes, strict=True)]
+
+
+def _read_pieces(conn: Connection, reads: Sequence[PathRead], size: int, entries_max: int) -> None:
+    ranges = _ranges(reads, size, entries_max)
     for read, (lower, _), rows in zip(reads, ranges, _pieces(conn, reads, ranges), strict=True):
         _feed(read, rows, lower, entries_max)
 
 
 def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[int, int]]) -> list[list[Any]]:
     found: list[list[Any]] = [[] for _ in reads]
+    if not reads:
+        return found
     sessions = [read.request.session_id for read in reads]
     if is_postgresql(conn):
-        rows = conn.exec_driver_sql(
+        rows = fetch_tuples(
+            conn,
             _PG_PIECES,
             {
                 "n": list(range(len(reads))),
@@ -229,8 +325,8 @@ def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[
         )
     else:
         keys = [(n, session_id, *bounds) for n, (session_id, bounds) in enumerate(zip(sessions, ranges, strict=True))]
-        rows = conn.exec_driver_sql(_SQLITE_PIECES, {"keys": json.dumps(keys)})
-    for row in rows.all():
+        rows = fetch_tuples(conn, _SQLITE_PIECES, {"keys": json.dumps(keys)})
+    for row in rows:
         found[row[0]].append(row)
     return found
 
@@ -239,9 +335,9 @@ def _feed(read: PathRead, rows: Sequence[Any], lower: int, entries_max: int) -> 
     read.rows_read += len(rows)
     entries = []
     for row in rows:
-        entry = _entry(row, 1)
+        entry = _entry(row)
         entries.append(entry)
-        if not row[1 + _WRITE_AHEAD]:
+        if not row[-1]:
             read.plain.add(entry.id)
     read.walk.feed(entries)
     read._upper = lower - 1
@@ -303,7 +399,7 @@ def read_branches(
         found = conn.exec_driver_sql(_SQLITE_BRANCHES, {"keys": json.dumps(keys)})
     rows: dict[int, list[SessionEntry]] = {}
     for row in found:
-        rows.setdefault(row[0], []).append(_entry(row, 1))
+        rows.setdefault(row[0], []).append(_entry(row))
     return {asked[number][0].key: tuple(entries) for number, entries in rows.items()}
 
 
@@ -358,9 +454,9 @@ def _whole(rows: Iterable[Any]) -> SessionRead:
     plain = set()
     newest = None
     for row in rows:
-        entry = _entry(row, 1)
+        entry = _entry(row)
         entries.append(entry)
-        if not row[1 + _WRITE_AHEAD]:
+        if not row[-1]:
             plain.add(entry.id)
         if entry.kind != KIND_UNREADABLE:
             newest = entry.id

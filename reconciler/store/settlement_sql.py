@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from sqlalchemy.engine import Connection
 
-from reconciler.store.dialect import is_postgresql
+from reconciler.store.dialect import fetch_tuples, is_postgresql
 from reconciler.store.settlement_rows import AttemptRow, DecisionRow, EntryRow, PushRow, Rows
-from reconciler.store.types import utc_from_text, utc_text
+from reconciler.store.types import utc_text
 
 # --- what a submission becomes ---------------------------------------------------------------------------------------
 
@@ -58,36 +56,40 @@ _SET: Final = """
   settled_at = CASE WHEN {}status = 'settled' THEN NOW END
 """
 
-_PG_TYPES: Final[Mapping[str, str]] = {
-    "str": "text",
-    "str | None": "text",
-    "int": "bigint",
-    "int | None": "bigint",
-    "bool": "boolean",
-    "bool | None": "boolean",
-    "datetime | None": "timestamptz",
+_PG_TYPES: Final[Mapping[Any, str]] = {
+    str: "text",
+    str | None: "text",
+    int: "bigint",
+    int | None: "bigint",
+    bool: "boolean",
+    bool | None: "boolean",
+    datetime | None: "timestamptz",
 }
 
 
 def _unnest(prefix: str, row_type: type[Any]) -> str:
     """Return ``unnest(...)`` over one array parameter per field of *row_type*, as a table named *prefix*."""
-    names = [(item.name, _PG_TYPES[str(item.type)]) for item in fields(row_type)]
+    names = [(name, _PG_TYPES[hint]) for name, hint in get_type_hints(row_type).items()]
     arrays = ", ".join(f"CAST(%({prefix}_{name})s AS {type_}[])" for name, type_ in names)
     return f"SELECT * FROM unnest({arrays}) AS {prefix}({', '.join(name for name, _ in names)})"
 
 
-def _arrays(prefix: str, row_type: type[Any], rows: Sequence[Any]) -> dict[str, str]:
-    return {
-        f"{prefix}_{item.name}": array_literal([getattr(row, item.name) for row in rows]) for item in fields(row_type)
-    }
+def _arrays(prefix: str, row_type: type[Any], rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
+    names = [f"{prefix}_{name}" for name in row_type._fields]
+    if not rows:
+        return dict.fromkeys(names, "{}")
+    return {name: array_literal(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-def array_literal(values: Iterable[object]) -> str:
+def array_literal(values: Sequence[object]) -> str:
     """Return PostgreSQL's text form of a one-dimensional array of texts, numbers, truth values, instants and nulls.
 
     The driver's own way looks for special characters in every element by a pattern; with forty arrays a batch that was
-    a quarter of the whole pass.
+    a quarter of the whole pass. Of the columns of a batch most hold one value over and over.
     """
+    first = values[0] if values else None
+    if len(values) > 1 and values.count(first) == len(values):
+        return "{" + ",".join([_element(first)] * len(values)) + "}"
     return "{" + ",".join(map(_element, values)) + "}"
 
 
@@ -189,9 +191,8 @@ def write_postgresql(conn: Connection, rows: Rows, pushes: Sequence[PushRow], no
 # --- SQLite ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GuardRow:
-    """What stands in the tables of a submission, as far as the guard asks."""
+class GuardRow(NamedTuple):
+    """What stands in the tables of a submission, as far as the guard asks. On SQLite the instant is its text."""
 
     session_id: str
     submission_id: str
@@ -201,7 +202,7 @@ class GuardRow:
     current_attempt_id: str | None
     version: int
     last_seq: int
-    lease_expires_at: datetime | None
+    lease_expires_at: datetime | str | None
 
 
 _GUARD_COLUMNS: Final = (
@@ -228,44 +229,40 @@ _GUARDS_SQLITE: Final = (
 def read_guards(conn: Connection, keys: Sequence[tuple[str, str]]) -> list[GuardRow]:
     """Return what stands in the tables for the submissions *keys*; a missing one is left out."""
     if is_postgresql(conn):
-        found = conn.exec_driver_sql(
-            _GUARDS_POSTGRESQL, {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys]}
-        )
-        return [GuardRow(**row._mapping) for row in found]
-    found = conn.exec_driver_sql(_GUARDS_SQLITE, {"keys": json.dumps([list(key) for key in keys])})
-    return [GuardRow(**{**row._mapping, "lease_expires_at": _instant(row.lease_expires_at)}) for row in found]
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else utc_from_text(text)
+        parameters = {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys]}
+        return [GuardRow(*row) for row in fetch_tuples(conn, _GUARDS_POSTGRESQL, parameters)]
+    return [GuardRow(*row) for row in fetch_tuples(conn, _GUARDS_SQLITE, {"keys": json.dumps(keys)})]
 
 
 _NAME: Final = re.compile(r":([a-z_]+)")
 
 
 class _Statement:
-    """A statement over the fields of one kind of row, the instant ``:now`` and at most one value more, by number."""
+    """A statement over the fields of one kind of row and the columns beside them, ``:now`` among these, by number."""
 
-    def __init__(self, row_type: type[Any], text: str, more: str | None = None) -> None:
+    def __init__(self, row_type: type[Any], text: str, *more: str) -> None:
         used = set(_NAME.findall(text))
-        types = {item.name: str(item.type) for item in fields(row_type) if item.name in used}
-        self._read = attrgetter(*types)
-        self._instants = [place for place, type_ in enumerate(types.values()) if "datetime" in type_]
-        self._stamped = "now" in used
-        numbers = {
-            name: f"?{number}" for number, name in enumerate([*types, *(["now"] * self._stamped), more], start=1)
-        }
+        self._names = tuple(name for name in (*row_type._fields, "now", *more) if name in used)
+        numbers = {name: f"?{number}" for number, name in enumerate(self._names, start=1)}
         self.text = _NAME.sub(lambda found: numbers[found[1]], text)
 
-    def values(self, row: object, stamp: str) -> list[object]:
-        """Return the parameters for one row, but for the one more."""
-        found = list(self._read(row))
-        for place in self._instants:
-            if found[place] is not None:
-                found[place] = utc_text(found[place])
-        if self._stamped:
-            found.append(stamp)
-        return found
+    def values(self, columns: Mapping[str, Sequence[object]]) -> list[tuple[object, ...]]:
+        """Return the parameters of each row, of columns by name."""
+        return list(zip(*(columns[name] for name in self._names), strict=True))
+
+
+def _columns(row_type: type[Any], rows: Sequence[tuple[Any, ...]], stamp: str) -> dict[str, Sequence[object]]:
+    columns: dict[str, Sequence[object]] = dict(zip(row_type._fields, zip(*rows, strict=True), strict=True))
+    for name in _INSTANTS[row_type]:
+        columns[name] = [None if value is None else utc_text(value) for value in columns[name]]  # type: ignore[arg-type]
+    columns["now"] = [stamp] * len(rows)
+    return columns
+
+
+_INSTANTS: Final = {
+    row_type: tuple(name for name, hint in get_type_hints(row_type).items() if hint == datetime | None)
+    for row_type in (DecisionRow, EntryRow, AttemptRow, PushRow)
+}
 
 
 _SUBMISSION_SQLITE: Final = _Statement(
@@ -319,21 +316,25 @@ def write_sqlite(conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: d
     """
     keys = [(row.session_id, row.submission_id) for row in rows.decisions]
     guards = {(row.session_id, row.submission_id): row for row in read_guards(conn, keys)} if keys else {}
-    landed = [row for row in rows.decisions if _lands(row, guards.get((row.session_id, row.submission_id)))]
+    landed = [row for key, row in zip(keys, rows.decisions, strict=True) if _lands(row, guards.get(key))]
     found = {(row.session_id, row.submission_id) for row in landed}
     stamp = utc_text(now)
     written = [row for row in rows.entries if (row.session_id, row.submission_id) in found]
     touched = [row for row in rows.attempts if (row.session_id, row.submission_id) in found]
-    seqs = [guards[row.session_id, row.submission_id].last_seq + row.number for row in written]
-    numbers = [guards[row.session_id, row.submission_id].decision_count + 1 for row in landed]
-    _many(conn, _SUBMISSION_SQLITE, landed, stamp)
+    if landed:
+        columns = _columns(DecisionRow, landed, stamp)
+        columns["number"] = [guards[row.session_id, row.submission_id].decision_count + 1 for row in landed]
+        _many(conn, (_SUBMISSION_SQLITE, _DECISION_SQLITE), columns)
     if sums := _session_values(landed, stamp):
         conn.exec_driver_sql(_SESSION_SQLITE, sums)
-    _many(conn, _ENTRY_SQLITE, written, stamp, seqs)
-    _many(conn, _PAYLOAD_SQLITE, written, stamp)
-    _many(conn, _ATTEMPT_SQLITE, touched, stamp)
-    _many(conn, _DECISION_SQLITE, landed, stamp, numbers)
-    _many(conn, _PUSH_SQLITE, pushes, stamp)
+    if written:
+        columns = _columns(EntryRow, written, stamp)
+        columns["seq"] = [guards[row.session_id, row.submission_id].last_seq + row.number for row in written]
+        _many(conn, (_ENTRY_SQLITE, _PAYLOAD_SQLITE), columns)
+    if touched:
+        _many(conn, (_ATTEMPT_SQLITE,), _columns(AttemptRow, touched, stamp))
+    if pushes:
+        _many(conn, (_PUSH_SQLITE,), _columns(PushRow, pushes, stamp))
     return found
 
 
@@ -344,7 +345,7 @@ def _lands(row: DecisionRow, guard: GuardRow | None) -> bool:
         and guard.version == row.guard_version
         and guard.revision == row.guard_revision
         and guard.current_attempt_id == row.guard_attempt
-        and (row.guard_lease is None or guard.lease_expires_at == row.guard_lease)
+        and (row.guard_lease is None or guard.lease_expires_at == utc_text(row.guard_lease))
     )
 
 
@@ -357,12 +358,6 @@ def _session_values(landed: Sequence[DecisionRow], stamp: str) -> list[tuple[obj
     return [(*total, stamp, session_id) for session_id, total in sums.items()]
 
 
-def _many(
-    conn: Connection, statement: _Statement, rows: Sequence[object], stamp: str, more: Sequence[int] | None = None
-) -> None:
-    if not rows:
-        return
-    values = [statement.values(row, stamp) for row in rows]
-    for given, one in zip(values, more or (), strict=False):
-        given.append(one)
-    conn.exec_driver_sql(statement.text, [tuple(given) for given in values])
+def _many(conn: Connection, statements: Sequence[_Statement], columns: Mapping[str, Sequence[object]]) -> None:
+    for statement in statements:
+        conn.exec_driver_sql(statement.text, statement.values(columns))

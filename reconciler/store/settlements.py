@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from sqlalchemy.engine import Connection
 
-from reconciler.core.canonical import canonical_json
+from reconciler.core.canonical import canonical_json_parsed
 from reconciler.core.model import (
     KIND_MESSAGE,
     KIND_SUBMISSION_SETTLED,
@@ -286,7 +286,7 @@ def _add_entries(rows: Rows, write: DecisionWrite, offset: int) -> int:
                 role=ROLE_TOOL_RESULT,
                 tool_call_id=call.call_id,
                 content="text",
-                payload=canonical_json({"dispatch": call.dispatch.value, "text": marker_text(call.dispatch)}),
+                payload=canonical_json_parsed({"dispatch": call.dispatch.value, "text": marker_text(call.dispatch)}),
             )
         )
         parent = marker_id
@@ -310,7 +310,8 @@ def _add_entries(rows: Rows, write: DecisionWrite, offset: int) -> int:
 
 def settlement_payload(settlement: Settlement) -> str:
     """Return the canonical JSON that a settlement entry carries (see `facts.read_settlement`)."""
-    return canonical_json(
+    # Texts, a truth value and a list of texts: nothing that would have to be looked through first.
+    return canonical_json_parsed(
         {
             "answer_entry_id": settlement.answer_entry_id,
             "attempt_id": settlement.attempt_id,
@@ -400,7 +401,7 @@ def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_nu
         decision_outcome=None if decision.outcome is None else decision.outcome.value,
         attempt_id=write.attempt_id or (settlement.attempt_id if settlement is not None else None),
         attempt_end=decision.attempt_end.value if ends_attempt and decision.attempt_end is not None else None,
-        evidence=canonical_json(list(decision.evidence)) if decision.evidence else None,
+        evidence=canonical_json_parsed(decision.evidence) if decision.evidence else None,
         inspection=None if inspection is None else _inspection_json(inspection),
         note=write.note or decision.detail,
     )
@@ -411,15 +412,16 @@ def _inspection_json(inspection: Inspection) -> str:
     found: dict[str, object] = {
         "input_entry_id": inspection.input_entry_id,
         "deciding_entry_id": inspection.deciding_entry_id,
-        "unresolved_tool_calls": list(inspection.unresolved_tool_calls),
-        "interior_open_calls": list(inspection.interior_open_calls),
-        "dispatch": [[entry, position, word.value] for (entry, position), word in inspection.dispatch.items()],
+        "unresolved_tool_calls": inspection.unresolved_tool_calls,
+        "interior_open_calls": inspection.interior_open_calls,
+        "dispatch": inspection.dispatch
+        and [[entry, position, word.value] for (entry, position), word in inspection.dispatch.items()],
         "stopped_by": inspection.stopped_by,
         "unlogged_calls_possible": inspection.unlogged_calls_possible,
         "integrity": inspection.integrity,
-        "problems": list(inspection.problems),
+        "problems": inspection.problems,
     }
-    return canonical_json({name: value for name, value in found.items() if value})
+    return canonical_json_parsed({name: value for name, value in found.items() if value})
 
 
 def _push_rows(pushes: Sequence[Push]) -> list[PushRow]:
