@@ -61,6 +61,18 @@ bench: $(VENV)/.test ## Measure this machine (takes minutes; numbers go to stand
 chaos-fast: $(VENV)/.test ## Kill daemons and runners for half a minute and check every invariant
 	@$(PY) -m tests.chaos --fast $(ARGS)
 
+.PHONY: crash-points
+crash-points: $(VENV)/.test ## Kill every operation at every statement, and its recovery too (tens of minutes)
+	@$(PY) -m tests.proof.crash $(ARGS)
+
+# How many deaths by SIGKILL, and where the results are added up.
+CRASH_RUNS ?= 20000
+CRASH_RESULTS ?= crash-runs.json
+.PHONY: crash-runs
+crash-runs: $(VENV)/.test ## Random histories with random deaths (CRASH_RUNS=20000 on each database; hours for many)
+	@$(PY) -m tests.proof.random_runs --kind sqlite --runs $(CRASH_RUNS) --seconds 86400 --add-to $(CRASH_RESULTS)
+	@$(PY) -m tests.proof.random_runs --kind postgresql --runs $(CRASH_RUNS) --seconds 86400 --add-to $(CRASH_RESULTS)
+
 .PHONY: migration-baseline
 migration-baseline: $(VENV)/.check ## Write the first migration anew from the models (until the first release)
 	@$(PY) -m migrations.regenerate
