@@ -73,6 +73,10 @@ crash-runs: $(VENV)/.test ## Random histories with random deaths (CRASH_RUNS=200
 	@$(PY) -m tests.proof.random_runs --kind sqlite --runs $(CRASH_RUNS) --seconds 86400 --add-to $(CRASH_RESULTS)
 	@$(PY) -m tests.proof.random_runs --kind postgresql --runs $(CRASH_RUNS) --seconds 86400 --add-to $(CRASH_RESULTS)
 
+.PHONY: plans-full
+plans-full: $(VENV)/.test ## Check the plans of the operators' questions on a million submissions (takes minutes)
+	@RECONCILER_TEST_ROWS=1000000 $(PY) -m pytest tests/queries/test_plans.py $(ARGS)
+
 .PHONY: migration-baseline
 migration-baseline: $(VENV)/.check ## Write the first migration anew from the models (until the first release)
 	@$(PY) -m migrations.regenerate

@@ -399,5 +399,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
+    from tests.support import dashboards, json_schemas
+
+    for name, page in (*PAGES.items(), *dashboards.FILES.items()):
         (ROOT / name).write_text(page(), encoding="utf-8")
+    json_schemas.write(ROOT)
