@@ -45,7 +45,7 @@ from reconciler.core.states import (
 )
 from reconciler.core.subturn import ResumePlan, marker_text
 from reconciler.core.terms import tool_marker_entry_id
-from reconciler.errors import Conflict, InvalidInput, NotBegun, StoreConflict
+from reconciler.errors import Conflict, InvalidInput, NotBegun, NotFound, StoreConflict
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.resume import answer_entry_id, unresolved_calls
 from reconciler.store.around import read_around
@@ -92,9 +92,12 @@ def read_snapshot(conn: Connection, session_id: str, limits: Limits) -> Snapshot
     """Read a session whole, in one consistent state.
 
     Raises:
+        NotFound: there is no such session (any more).
         LimitExceeded: it has more entries than ``path_entries_max``.
     """
-    row = conn.execute(_SESSION, {"p_session": session_id}).one()
+    row = conn.execute(_SESSION, {"p_session": session_id}).one_or_none()
+    if row is None:
+        raise NotFound(f'there is no session "{session_id}"')
     return Snapshot(
         version=row.version,
         leaf_entry_id=row.leaf_entry_id,
