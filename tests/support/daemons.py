@@ -53,6 +53,7 @@ class DaemonProcess:
         limits: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
         prefix: list[str] | None = None,
+        module: list[str] | None = None,
     ) -> None:
         quick = {"pass_interval_s": 0.2, "schedule_interval_s": 0.2, "beat_s": 0.5, "sweep": "", "prune": ""}
         variables = {
@@ -66,7 +67,8 @@ class DaemonProcess:
         self.lines: list[dict[str, Any]] = []
         self.other: list[str] = []
         self.process = subprocess.Popen(
-            [*(prefix or []), *program("run", *arguments)],
+            # *module* stands in for the program: a module, and what goes before its arguments.
+            [*(prefix or []), sys.executable, "-m", *(module or ["reconciler"]), "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
