@@ -518,7 +518,19 @@ def _wait(case: _Case, reason: Reason, end: datetime | None) -> Decision:
 
 
 def _settle(case: _Case, gate: int, outcome: Outcome, reason: Reason, detail: str | None = None) -> Decision:
-    return _answer(case, Decision(DecisionAction.SETTLE, reason, gate, outcome=outcome, detail=detail))
+    # Put together at once: most decisions of a pass are this one.
+    decision = Decision(
+        DecisionAction.SETTLE,
+        reason,
+        gate,
+        outcome=outcome,
+        attempt_end=case.fenced,
+        counters=case.counters,
+        evidence=_evidence(case),
+        detail=detail,
+        provider_error_attempt_id=case.counted_attempt_id,
+    )
+    return _advise(decision) if case.is_mirrored and gate >= 5 else decision
 
 
 def _hold(case: _Case, gate: int, reason: Reason, detail: str | None) -> Decision:

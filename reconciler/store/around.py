@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from sqlalchemy.engine import Connection
 
-from reconciler.store.dialect import db_now, fetch_tuples, is_postgresql
+from reconciler.store.dialect import array_literal, db_now, fetch_tuples, is_postgresql
 from reconciler.store.passes import DueRow, Key
 from reconciler.store.types import utc_from_text
 
@@ -161,7 +161,9 @@ def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) 
     around: dict[Key, Surroundings] = {}
     if is_postgresql(conn):
         statement = _PG_AROUND.format(lock="FOR UPDATE OF a" if lock else "")
-        parameters: dict[str, Any] = {name: [key[place] for key in keys] for place, name in enumerate(_KEY_NAMES)}
+        parameters: dict[str, Any] = {
+            name: array_literal(column) for name, column in zip(_KEY_NAMES, zip(*keys, strict=True), strict=True)
+        }
         now = None
         for row in fetch_tuples(conn, statement, parameters):
             around[row[0], row[1]] = _surroundings(row)

@@ -217,6 +217,29 @@ def fetch_tuples(conn: Connection, statement: str, parameters: dict[str, Any]) -
     return rows
 
 
+def array_literal(values: Sequence[object]) -> str:
+    """Return PostgreSQL's text form of a one-dimensional array of texts, numbers, truth values, instants and nulls.
+
+    The driver's own way looks for special characters in every element by a pattern; with forty arrays a batch that was
+    a quarter of the whole pass. Of the columns of a batch most hold one value over and over.
+    """
+    first = values[0] if values else None
+    if len(values) > 1 and values.count(first) == len(values):
+        return "{" + ",".join([_element(first)] * len(values)) + "}"
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        if "\\" in value or '"' in value:
+            value = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{value}"'
+    # Numbers and truth values need no quotes; an instant has a blank in it.
+    return f'"{value}"' if isinstance(value, datetime) else str(value)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 

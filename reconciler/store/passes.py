@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from reconciler.errors import DatabaseInvalid
-from reconciler.store.dialect import fetch_tuples, is_postgresql, upsert
+from reconciler.store.dialect import array_literal, fetch_tuples, is_postgresql, upsert
 from reconciler.store.schema import attempts, decisions, instances, passes, submissions
 from reconciler.store.types import utc_from_text, utc_text
 
@@ -173,7 +173,10 @@ def _by_key(conn: Connection) -> str:
 def key_parameters(conn: Connection, keys: Sequence[Key]) -> dict[str, Any]:
     """Return *keys* as the parameters of a statement over ``unnest`` or ``json_each``."""
     if is_postgresql(conn):
-        return {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys]}
+        return {
+            "sessions": array_literal([key[0] for key in keys]),
+            "submissions": array_literal([key[1] for key in keys]),
+        }
     return {"keys": json.dumps(keys)}
 
 

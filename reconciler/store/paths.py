@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from reconciler.core.classifier import LeafWalk
 from reconciler.core.model import KIND_UNREADABLE, SessionEntry
 from reconciler.errors import LimitExceeded
-from reconciler.store.dialect import fetch_tuples, is_postgresql
+from reconciler.store.dialect import array_literal, fetch_tuples, is_postgresql
 
 # Bounds of what is held at once, in entries: rows of one further piece, and entries of the walks that are under way.
 _FURTHER_ROWS_MAX: Final = 20_000
@@ -74,7 +74,6 @@ class PathRead:
     """
 
     request: PathRequest
-    walk: LeafWalk
     complete: bool = True
     rows_read: int = 0
     plain: set[str] = field(default_factory=set)
@@ -84,6 +83,20 @@ class PathRead:
     # While it is under way: the highest seq not read yet, and the lowest one that is asked for.
     _upper: int = 0
     _floor: int = 0
+    _walk: LeafWalk | None = None
+
+    @property
+    def walk(self) -> LeafWalk:
+        """The walk, begun when it is first asked for."""
+        if self._walk is None:
+            request = self.request
+            self._walk = LeafWalk(
+                request.leaf_entry_id,
+                request.submission_id,
+                has_entries=request.last_seq > 0,
+                leaf_known_empty=request.leaf_known_empty,
+            )
+        return self._walk
 
     @property
     def under_way(self) -> bool:
@@ -179,6 +192,10 @@ def _entry(row: Sequence[Any]) -> SessionEntry:
     )
 
 
+# Of texts that this program wrote: no blanks around them to look for.
+_parse: Final = json.JSONDecoder().raw_decode
+
+
 def _shaped(request: PathRequest, rows: Sequence[Sequence[Any]]) -> ShapedTurn | None:
     """Return the turn's shape; None where it is no plain chain from the input to the leaf."""
     mine, asked = request.submission_id, request.asked_attempt_id
@@ -194,7 +211,7 @@ def _shaped(request: PathRequest, rows: Sequence[Sequence[Any]]) -> ShapedTurn |
         entry_ids.append(entry_id)
         made = answered = None
         if call_ids is not None:
-            made = tuple([calls.setdefault(call, len(calls)) for call in json.loads(call_ids)])
+            made = tuple([calls.setdefault(call, len(calls)) for call in _parse(call_ids)[0]])
         if call_id is not None:
             answered = calls.setdefault(call_id, len(calls))
         parts.append(
@@ -230,7 +247,8 @@ def read_paths(
     starting = []
     for request in requests:
         read = _start(request)
-        if read.under_way:
+        # The walk itself is begun where it is needed.
+        if request.leaf_seq is not None or read.under_way:
             starting.append(read)
         else:
             yield read
@@ -258,23 +276,16 @@ def read_paths(
 
 
 def _start(request: PathRequest) -> PathRead:
-    walk = LeafWalk(
-        request.leaf_entry_id,
-        request.submission_id,
-        has_entries=request.last_seq > 0,
-        leaf_known_empty=request.leaf_known_empty,
-    )
-    read = PathRead(request, walk)
-    if walk.wanted is not None and request.leaf_seq is None:
-        read.complete = False
-    elif request.leaf_seq is not None:
+    read = PathRead(request)
+    if request.leaf_seq is None:
+        if read.walk.wanted is not None or read.walk.damage is not None:
+            read.complete = False
+    else:
         read._upper = request.leaf_seq
         # The newest input is mostly the one on the path: nothing below it is read then. One above the leaf is on
         # another branch.
         below = request.input_seq is not None and request.input_seq <= request.leaf_seq
         read._floor = request.input_seq if below and request.input_seq is not None else 1
-    if walk.damage is not None:
-        read.complete = False
     return read
 
 
@@ -317,10 +328,10 @@ def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[
             conn,
             _PG_PIECES,
             {
-                "n": list(range(len(reads))),
-                "sessions": sessions,
-                "lower": [lower for lower, _ in ranges],
-                "upper": [upper for _, upper in ranges],
+                "n": array_literal(range(len(reads))),
+                "sessions": array_literal(sessions),
+                "lower": array_literal([lower for lower, _ in ranges]),
+                "upper": array_literal([upper for _, upper in ranges]),
             },
         )
     else:

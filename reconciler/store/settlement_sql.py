@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from sqlalchemy.engine import Connection
 
+from reconciler.store.dialect import array_literal as array_literal
 from reconciler.store.dialect import fetch_tuples, is_postgresql
 from reconciler.store.settlement_rows import AttemptRow, DecisionRow, EntryRow, PushRow, Rows
 from reconciler.store.types import utc_text
@@ -79,29 +80,6 @@ def _arrays(prefix: str, row_type: type[Any], rows: Sequence[tuple[Any, ...]]) -
     if not rows:
         return dict.fromkeys(names, "{}")
     return {name: array_literal(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def array_literal(values: Sequence[object]) -> str:
-    """Return PostgreSQL's text form of a one-dimensional array of texts, numbers, truth values, instants and nulls.
-
-    The driver's own way looks for special characters in every element by a pattern; with forty arrays a batch that was
-    a quarter of the whole pass. Of the columns of a batch most hold one value over and over.
-    """
-    first = values[0] if values else None
-    if len(values) > 1 and values.count(first) == len(values):
-        return "{" + ",".join([_element(first)] * len(values)) + "}"
-    return "{" + ",".join(map(_element, values)) + "}"
-
-
-def _element(value: object) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        if "\\" in value or '"' in value:
-            value = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{value}"'
-    # Numbers and truth values need no quotes; an instant has a blank in it.
-    return f'"{value}"' if isinstance(value, datetime) else str(value)
 
 
 @cache

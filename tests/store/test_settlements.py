@@ -15,9 +15,9 @@ from reconciler.core.model import Counters, Decision, SessionEntry
 from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, Reason, ResumeMode, SubmissionStatus
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import InvalidInput, StoreFault
+from reconciler.store.dialect import array_literal
 from reconciler.store.engine import begin
 from reconciler.store.passes import lock_rows
-from reconciler.store.settlement_sql import array_literal
 from reconciler.store.settlements import (
     DecisionWrite,
     Landed,
