@@ -35,17 +35,18 @@ from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
 from reconciler.service.liveness import this_process
 from reconciler.service.wakeup import Listener, Notifier
 from reconciler.store import outcomes
-from reconciler.store.admission import Admitted, NewSubmission, admit
+from reconciler.store.admission import Admitted, NewSubmission, PreparedSubmission, admit
 from reconciler.store.admission import prepare as prepare_submission
 from reconciler.store.attempts import Ending
 from reconciler.store.claims import ClaimCall, Claimed, ClaimResult, Holder, claim
-from reconciler.store.dialect import Clock, system_clock
+from reconciler.store.dialect import Clock, is_postgresql, system_clock
 from reconciler.store.engine import DEFAULT_SCHEMA, EngineSettings, make_engine, read, require_schema, run_transaction
 from reconciler.store.fence import LeaseEnded
 from reconciler.store.instances import Instance
 from reconciler.store.new_entries import require_id
 from reconciler.store.outcomes import Requested, SettledSubmission
 from reconciler.store.paths import read_payloads
+from reconciler.store.quick_admission import NotUsual, admit_new
 
 __all__ = [
     "Admitted",
@@ -109,7 +110,8 @@ class Runner:
         self._reconnect_s = reconnect_s
         self._process_clock = process_clock
         self._closed = threading.Event()
-        settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock)
+        # Every call is tried again as a whole: a connection that went away is found out by using it.
+        settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock, pool_pre_ping=False)
         self._engine = make_engine(database_url, settings=settings)
         require_schema(self._engine)
         # One connection that beats alone use, and that gives up before the next beat is due.
@@ -208,7 +210,7 @@ class Runner:
             ),
             limits=self.limits,
         )
-        (admitted,) = self._write(lambda conn, _: admit(conn, [prepared]))
+        admitted = self._admit(prepared)
         if admitted.created:
             self._hint()
         return admitted
@@ -412,6 +414,16 @@ class Runner:
             self._notifier.hint()
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, prepared: PreparedSubmission) -> Admitted:
+        if is_postgresql(self._engine):
+            try:
+                return self._write(lambda conn, _: admit_new(conn, prepared))
+            except NotUsual:
+                # Known already, perhaps by a try of this very call; or somebody else's session.
+                pass
+        (admitted,) = self._write(lambda conn, _: admit(conn, [prepared]))
+        return admitted
 
     def _claim_once(self, limit: int, session_id: str | None) -> list[Attempt]:
         if self._presence is not None:

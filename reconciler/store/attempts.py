@@ -20,10 +20,12 @@ from reconciler.core.model import AttemptFacts, Counters, Limits
 from reconciler.core.policy import counters_after
 from reconciler.core.states import AttemptEnd, SubmissionEvent, SubmissionStatus, next_status
 from reconciler.errors import Conflict, NotBegun, StoreFault
-from reconciler.store.entries import write_chain
+from reconciler.store.dialect import is_postgresql
+from reconciler.store.entries import chain_query, write_chain, written_by
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry
 from reconciler.store.schema import attempts, decisions, submissions
+from reconciler.store.sending import Query, send
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
@@ -95,28 +97,50 @@ def record_begin(
     conn: Connection, held: Held, chain: Sequence[PreparedEntry], *, spends_redispatch: bool, spends_sub_turn: bool
 ) -> None:
     """Write that the attempt begins: its entries below the leaf, and what beginning costs. Once per attempt."""
-    if chain and not write_chain(conn, held, chain, parent_id=held.row.session_leaf_entry_id):
-        raise StoreFault(
-            f"cannot begin {held.ref.name}: one of the ids {', '.join(entry.id for entry in chain)[:200]} is taken",
-            hint="see `reconciler fsck`",
-        )
     row = held.row
-    update_submission(
-        conn,
-        held.ref.session_id,
-        held.ref.submission_id,
-        {
-            "attempts_begun": row.attempts_begun + 1,
-            "redispatches": row.redispatches + int(spends_redispatch),
-            "sub_turns_spent": row.sub_turns_spent + int(spends_sub_turn),
-            # Approved calls are used up: after this they are open calls like others.
-            "pending_calls": None,
-        },
-    )
-    _update_attempt(
-        conn,
-        held.ref,
-        {"begun_at": held.now, "spent_redispatch": spends_redispatch, "spent_sub_turn": spends_sub_turn},
+    costs = {
+        "attempts_begun": row.attempts_begun + 1,
+        "redispatches": row.redispatches + int(spends_redispatch),
+        "sub_turns_spent": row.sub_turns_spent + int(spends_sub_turn),
+    }
+    spent = {"spent_redispatch": spends_redispatch, "spent_sub_turn": spends_sub_turn}
+    if is_postgresql(conn):
+        keys = {
+            "session": held.ref.session_id,
+            "submission": held.ref.submission_id,
+            "attempt": held.ref.attempt_id,
+            "now": held.now,
+        }
+        writes: list[Query] = [(_BEGIN_SUBMISSION_PG, keys | costs), (_BEGIN_ATTEMPT_PG, keys | spent)]
+        if chain:
+            writes.append(chain_query(held, chain, parent_id=row.session_leaf_entry_id))
+        answers = send(conn, *writes)
+        if chain and answers[-1][0][0] != written_by(chain):
+            raise _taken(held, chain)
+        return
+    if chain and not write_chain(conn, held, chain, parent_id=row.session_leaf_entry_id):
+        raise _taken(held, chain)
+    # Approved calls are used up: after this they are open calls like others.
+    update_submission(conn, held.ref.session_id, held.ref.submission_id, {**costs, "pending_calls": None})
+    _update_attempt(conn, held.ref, {"begun_at": held.now, **spent})
+
+
+# Differs on PostgreSQL because there a round trip costs more than a statement: all of a beginning travels in one.
+_BEGIN_SUBMISSION_PG: Final = (
+    "UPDATE submissions SET revision = revision + 1, attempts_begun = %(attempts_begun)s,"
+    " redispatches = %(redispatches)s, sub_turns_spent = %(sub_turns_spent)s, pending_calls = NULL"
+    " WHERE session_id = %(session)s AND id = %(submission)s"
+)
+_BEGIN_ATTEMPT_PG: Final = (
+    "UPDATE attempts SET begun_at = %(now)s, spent_redispatch = %(spent_redispatch)s,"
+    " spent_sub_turn = %(spent_sub_turn)s WHERE session_id = %(session)s AND attempt_id = %(attempt)s"
+)
+
+
+def _taken(held: Held, chain: Sequence[PreparedEntry]) -> StoreFault:
+    return StoreFault(
+        f"cannot begin {held.ref.name}: one of the ids {', '.join(entry.id for entry in chain)[:200]} is taken",
+        hint="see `reconciler fsck`",
     )
 
 

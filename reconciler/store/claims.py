@@ -8,10 +8,11 @@ the row says whether it is claimable: what the search saw may be stale by then. 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,6 +20,8 @@ from sqlalchemy.engine import Connection
 from reconciler.core.model import INPUT_ID_PREFIX
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.fence import AttemptRef
+from reconciler.store.sending import send
+from reconciler.store.settlement_sql import array_literal
 from reconciler.store.types import UtcDateTime
 
 # How many rows the first search looks at beyond what is asked for, and how many sessions the second one steps over.
@@ -149,8 +152,14 @@ Keys = list[tuple[str, str]]
 
 # --- searching -------------------------------------------------------------------------------------------------------
 
+
+def _for_driver(text: str) -> str:
+    """Return a statement with its parameters as the PostgreSQL driver writes them."""
+    return re.sub(r"(?<!:):([a-z_]+)", r"%(\1)s", text)
+
+
 _STABLE_NOW: Final = "now()"  # the start of the transaction: an index bound; what is too young is asked again below
-_LOCK_OLDEST_PG: Final = sa.text(
+_LOCK_OLDEST_PG: Final = _for_driver(
     f"WITH c AS ({_OLDEST.format(now=_STABLE_NOW)})"
     " SELECT s.session_id, s.id FROM c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
@@ -186,9 +195,8 @@ _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
 def _lock_oldest(conn: Connection, wanted: int) -> Keys:
     parameters: dict[str, Any] = {"depth": CANDIDATES_MAX + wanted, "wanted": wanted}
     if is_postgresql(conn):
-        rows = conn.execute(_LOCK_OLDEST_PG, parameters)
-    else:
-        rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
+        return [(row[0], row[1]) for row in send(conn, (_LOCK_OLDEST_PG, parameters))[0]]
+    rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
     return [(row.session_id, row.id) for row in rows]
 
 
@@ -244,7 +252,7 @@ _ATTEMPT_COLUMNS: Final = (
 )
 
 # claimed_at is the moment after the locks; the guard of the UPDATE asks the rows again.
-_TAKE_PG: Final = sa.text(
+_TAKE_PG: Final = _for_driver(
     "WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),"
     " l AS MATERIALIZED (SELECT * FROM unnest(CAST(:sessions AS text[]), CAST(:submissions AS text[]),"
     " CAST(:attempts AS text[])) AS l(session_id, id, attempt_id)),"
@@ -260,7 +268,21 @@ _TAKE_PG: Final = sa.text(
     " u.claimed_at + :lease * interval '1 second', u.plan FROM u)"
     " SELECT u.*, p.payload FROM u LEFT JOIN entry_payloads p"
     f" ON p.session_id = u.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || u.id"
-).columns(claimed_at=UtcDateTime(), deadline_at=UtcDateTime())
+)
+
+
+class _Taken(NamedTuple):
+    """A row of the statement above."""
+
+    session_id: str
+    id: str
+    claims: int
+    plan: str | None
+    deadline_at: datetime | None
+    attempt_id: str
+    claimed_at: datetime
+    payload: str | None
+
 
 _TAKE_SQLITE: Final = sa.text(
     "UPDATE submissions SET status = 'running', revision = revision + 1, claims = claims + 1,"
@@ -296,18 +318,15 @@ def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]
     }
     lease = timedelta(seconds=call.lease_s)
     if is_postgresql(conn):
-        rows = conn.execute(
-            _TAKE_PG,
-            {
-                **common,
-                "grace": call.grace_s,
-                "sessions": [key[0] for key in found],
-                "submissions": [key[1] for key in found],
-                "attempts": list(attempt_of.values()),
-            },
-        ).all()
+        keys = {
+            "grace": call.grace_s,
+            "sessions": array_literal([key[0] for key in found]),
+            "submissions": array_literal([key[1] for key in found]),
+            "attempts": array_literal(list(attempt_of.values())),
+        }
+        taken = map(_Taken._make, send(conn, (_TAKE_PG, {**common, **keys}))[0])
         claimed = {
-            (row.session_id, row.id): _claimed(call, row, row.claims, row.claimed_at, row.attempt_id) for row in rows
+            (row.session_id, row.id): _claimed(call, row, row.claims, row.claimed_at, row.attempt_id) for row in taken
         }
     else:
         # Differs on SQLite because it has no data-modifying CTE; the search ran in this same immediate transaction.

@@ -21,6 +21,8 @@ from reconciler.store.dialect import in_list, is_postgresql
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry, require_id
 from reconciler.store.schema import attempts, entries, entry_payloads, sessions
+from reconciler.store.sending import Query, send
+from reconciler.store.settlement_sql import array_literal
 from reconciler.store.types import UtcDateTime
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -46,21 +48,28 @@ _NAMES: Final = tuple(name for name, _ in _FIELDS)
 _PREPARED_NAMES: Final = tuple(name for name in _NAMES if name not in ("seq", "parent_id"))
 _COLUMNS: Final = ", ".join(_NAMES)
 
-# One statement and one round trip for the whole of it: entries, payloads, leaf, version, the attempt's progress.
-_WRITE_PG: Final = sa.text(
-    "WITH r AS MATERIALIZED (SELECT * FROM unnest("
-    + ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in (*_FIELDS, ("payload", "text")))
-    + f") AS r({_COLUMNS}, payload)),"
-    f" e AS (INSERT INTO entries (session_id, submission_id, attempt_id, write_ahead, created_at, {_COLUMNS})"
-    f" SELECT :session_id, :submission_id, :attempt_id, true, CAST(:now AS timestamptz), {_COLUMNS} FROM r"
+# One statement and one round trip for the whole of it: entries, payloads, leaf, version, the attempt's progress. What
+# is written stands in ``r``: arrays for several entries, plain values for one, the usual case, which cost less.
+_WRITE_PG: Final = (
+    "WITH r ({columns}, payload) AS MATERIALIZED ({rows}),"
+    " e AS (INSERT INTO entries (session_id, submission_id, attempt_id, write_ahead, created_at, {columns})"
+    " SELECT %(session_id)s, %(submission_id)s, %(attempt_id)s, true, %(now)s::timestamptz, {columns} FROM r"
     " ON CONFLICT DO NOTHING RETURNING 1),"
     " p AS (INSERT INTO entry_payloads (session_id, entry_id, payload)"
-    " SELECT :session_id, id, payload FROM r WHERE payload IS NOT NULL ON CONFLICT DO NOTHING RETURNING 1),"
-    " x AS (UPDATE sessions SET version = version + :number, last_seq = :last_seq, leaf_entry_id = :leaf,"
-    " updated_at = CAST(:now AS timestamptz) WHERE id = :session_id),"
-    " a AS (UPDATE attempts SET progress_at = CAST(:now AS timestamptz)"
-    " WHERE session_id = :session_id AND attempt_id = :attempt_id AND :progress)"
+    " SELECT %(session_id)s, id, payload FROM r WHERE payload IS NOT NULL ON CONFLICT DO NOTHING RETURNING 1),"
+    " x AS (UPDATE sessions SET version = version + %(number)s, last_seq = %(last_seq)s, leaf_entry_id = %(leaf)s,"
+    " updated_at = %(now)s::timestamptz WHERE id = %(session_id)s),"
+    " a AS (UPDATE attempts SET progress_at = %(now)s::timestamptz"
+    " WHERE session_id = %(session_id)s AND attempt_id = %(attempt_id)s AND %(progress)s::boolean)"
     " SELECT (SELECT count(*) FROM e) + (SELECT count(*) FROM p)"
+)
+_ROW_FIELDS: Final = (*_FIELDS, ("payload", "text"))
+_WRITE_ONE_PG: Final = _WRITE_PG.format(
+    columns=_COLUMNS, rows="SELECT " + ", ".join(f"%({name})s::{kind}" for name, kind in _ROW_FIELDS)
+)
+_WRITE_MANY_PG: Final = _WRITE_PG.format(
+    columns=_COLUMNS,
+    rows="SELECT * FROM unnest(" + ", ".join(f"%({name})s::{kind}[]" for name, kind in _ROW_FIELDS) + ")",
 )
 
 _INSERT_SQLITE: Final = sa.text(
@@ -97,7 +106,7 @@ def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *,
     last_seq: int = held.row.session_last_seq
     parents = (parent_id, *(entry.id for entry in chain[:-1]))
     progress = any(entry.is_progress for entry in chain)
-    expected = len(chain) + sum(entry.payload is not None for entry in chain)
+    expected = written_by(chain)
     common = {
         "session_id": held.ref.session_id,
         "submission_id": held.ref.submission_id,
@@ -105,21 +114,7 @@ def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *,
         "now": held.now,
     }
     if is_postgresql(conn):
-        columns: dict[str, Any] = {name: [getattr(entry, name) for entry in chain] for name in _PREPARED_NAMES}
-        written = conn.execute(
-            _WRITE_PG,
-            {
-                **common,
-                **columns,
-                "seq": list(range(last_seq + 1, last_seq + 1 + len(chain))),
-                "parent_id": list(parents),
-                "payload": [entry.payload for entry in chain],
-                "number": len(chain),
-                "last_seq": last_seq + len(chain),
-                "leaf": chain[-1].id,
-                "progress": progress,
-            },
-        ).scalar_one()
+        ((written,),) = send(conn, chain_query(held, chain, parent_id=parent_id))[0]
         return bool(written == expected)
     rows = [
         {
@@ -150,6 +145,40 @@ def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *,
     return True
 
 
+def chain_query(held: Held, chain: Sequence[PreparedEntry], *, parent_id: str | None) -> Query:
+    """Return PostgreSQL's statement of `write_chain`; its one row counts the entries and payloads that were written."""
+    last_seq: int = held.row.session_last_seq
+    common = {
+        "session_id": held.ref.session_id,
+        "submission_id": held.ref.submission_id,
+        "attempt_id": held.ref.attempt_id,
+        "now": held.now,
+        "number": len(chain),
+        "last_seq": last_seq + len(chain),
+        "leaf": chain[-1].id,
+        "progress": any(entry.is_progress for entry in chain),
+    }
+    if len(chain) == 1:
+        (entry,) = chain
+        values: dict[str, Any] = {name: getattr(entry, name) for name in _PREPARED_NAMES}
+        return _WRITE_ONE_PG, common | values | {
+            "seq": last_seq + 1,
+            "parent_id": parent_id,
+            "payload": entry.payload,
+        }
+    columns = {name: array_literal([getattr(entry, name) for entry in chain]) for name in _PREPARED_NAMES}
+    return _WRITE_MANY_PG, common | columns | {
+        "seq": array_literal(range(last_seq + 1, last_seq + 1 + len(chain))),
+        "parent_id": array_literal((parent_id, *(entry.id for entry in chain[:-1]))),
+        "payload": array_literal([entry.payload for entry in chain]),
+    }
+
+
+def written_by(chain: Sequence[PreparedEntry]) -> int:
+    """Return how many entries and payloads a chain writes."""
+    return len(chain) + sum(entry.payload is not None for entry in chain)
+
+
 class IdTaken(StoreFault):
     """An id of the call is in the session already: a repeat, or a conflict. The call looks again, ids first."""
 
@@ -170,7 +199,7 @@ def append(
         Conflict: an id was used before with other content, in another place or by another attempt.
         InvalidInput: *at* is not on the active path, or above the turn's input.
     """
-    held = hold(conn, ref)
+    held = hold(conn, ref, wide=False)
     refused = fence_error(held, "append to")
     if (refused is not None or look_first) and _is_repeat(conn, ref, chain, at):
         return [entry.id for entry in chain]
@@ -354,7 +383,7 @@ def start(conn: Connection, ref: AttemptRef, tool_call_id: str) -> str:
         InvalidInput: no message of the turn makes the call: the response is appended first.
     """
     require_id(tool_call_id, "a tool call id")
-    held = hold(conn, ref)
+    held = hold(conn, ref, wide=False)
     act = f'start call "{tool_call_id}" of'
     refused = fence_error(held, act)
     call = _find_call(conn, held, tool_call_id)

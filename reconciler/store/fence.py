@@ -5,11 +5,14 @@ moment, the attempt is read: while the submission's row is held nobody can end t
 Knows nothing of what is written behind the fence.
 """
 
+# ruff: noqa: S608 - the statements are put together from the tables' own names; every value is bound.
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,7 +21,7 @@ from reconciler.core.states import AttemptEnd, Outcome, SubmissionStatus
 from reconciler.errors import AttemptLost, NotFound
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.schema import attempts, sessions, settled_ids, submissions
-from reconciler.store.types import UtcDateTime
+from reconciler.store.sending import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,12 @@ class Held:
 
 
 # Each column once, under its own name: the two rows travel in one.
-_SESSION_COLUMNS: Final = tuple(
-    column.label(f"session_{column.name}")
-    for column in sessions.c
-    if column.name not in {"id", "last_ticket", "created_at", "updated_at"}
+_SESSION_NAMES: Final = tuple(
+    column.name for column in sessions.c if column.name not in {"id", "last_ticket", "created_at", "updated_at"}
 )
-
 _LOCK: Final = (
     # Sessions first: the rows are locked in the order in which the tables are named.
-    sa.select(*_SESSION_COLUMNS, *submissions.c)
+    sa.select(*(sessions.c[name].label(f"session_{name}") for name in _SESSION_NAMES), *submissions.c)
     .select_from(sessions.join(submissions, submissions.c.session_id == sessions.c.id))
     .where(sessions.c.id == sa.bindparam("p_session"), submissions.c.id == sa.bindparam("p_submission"))
     .with_for_update(of=[sessions, submissions])
@@ -70,10 +70,48 @@ _LOCK: Final = (
 _ATTEMPT: Final = sa.select(*attempts.c).where(
     attempts.c.session_id == sa.bindparam("p_session"), attempts.c.attempt_id == sa.bindparam("p_attempt")
 )
-_CLOCK: Final = sa.func.clock_timestamp(type_=UtcDateTime()).label("now")
-_ATTEMPT_AND_CLOCK: Final = _ATTEMPT.add_columns(_CLOCK)
 _OUTCOME_KEPT: Final = sa.select(settled_ids.c.outcome).where(
     settled_ids.c.session_id == sa.bindparam("p_session"), settled_ids.c.submission_id == sa.bindparam("p_submission")
+)
+
+
+class _Narrow(NamedTuple):
+    """What an append needs of the two rows."""
+
+    session_id: str
+    id: str
+    status: str
+    outcome: str | None
+    current_attempt_id: str | None
+    abort_requested_at: datetime | None
+    session_version: int
+    session_leaf_entry_id: str | None
+    session_last_seq: int
+
+
+_WIDE_NAMES: Final = (
+    *(f"session_{name}" for name in _SESSION_NAMES),
+    *(column.name for column in submissions.c),
+)
+_Wide: Final[Any] = namedtuple("_Wide", _WIDE_NAMES)  # type: ignore[misc] # its fields are the tables' columns
+_ATTEMPT_NAMES: Final = (*(column.name for column in attempts.c), "now")
+_AttemptRow: Final[Any] = namedtuple("_AttemptRow", _ATTEMPT_NAMES)  # type: ignore[misc] # the same
+
+
+def _lock_text(names: Sequence[str]) -> str:
+    columns = ", ".join(f"x.{name.removeprefix('session_')}" if name in _OF_SESSION else f"s.{name}" for name in names)
+    return (
+        f"SELECT {columns} FROM sessions x JOIN submissions s ON s.session_id = x.id"
+        " WHERE x.id = %(session)s AND s.id = %(submission)s FOR UPDATE OF x, s"
+    )
+
+
+_OF_SESSION: Final = frozenset(f"session_{name}" for name in _SESSION_NAMES)
+_LOCK_PG: Final = {False: _lock_text(_Narrow._fields), True: _lock_text(_WIDE_NAMES)}
+# A statement of its own, behind the locks.
+_ATTEMPT_PG: Final = (
+    f"SELECT {', '.join(column.name for column in attempts.c)}, clock_timestamp() FROM attempts"
+    " WHERE session_id = %(session)s AND attempt_id = %(attempt)s"
 )
 
 
@@ -103,26 +141,34 @@ def lock_submission(conn: Connection, session_id: str, submission_id: str) -> An
     )
 
 
-def hold(conn: Connection, ref: AttemptRef) -> Held:
+def hold(conn: Connection, ref: AttemptRef, *, wide: bool = True) -> Held:
     """Lock the session's and the submission's row, then read the attempt and the clock.
+
+    Not *wide*: of the two rows only what an append needs.
 
     Raises:
         AttemptLost: the submission was settled and pruned since.
         NotFound: there is no such submission.
     """
+    if is_postgresql(conn):
+        keys = {"session": ref.session_id, "submission": ref.submission_id, "attempt": ref.attempt_id}
+        # In one round trip, each with a snapshot of its own: the second sees what was committed before the locks.
+        locked, found = send(conn, (_LOCK_PG[wide], keys), (_ATTEMPT_PG, keys))
+        if locked:
+            row: Any = (_Wide if wide else _Narrow)._make(locked[0])
+            attempt: Any = _AttemptRow._make(found[0]) if found else None
+            now: datetime = db_now(conn) if attempt is None else attempt.now
+            return _held(ref, now, row, attempt)
     row = lock_submission(conn, ref.session_id, ref.submission_id)
     if isinstance(row, Pruned):
         raise AttemptLost(
             f"cannot write for {ref.name}: it was settled {row.outcome} and pruned since", outcome=row.outcome
         )
-    wanted = {"p_session": ref.session_id, "p_attempt": ref.attempt_id}
-    if is_postgresql(conn):
-        attempt = conn.execute(_ATTEMPT_AND_CLOCK, wanted).one_or_none()
-        now: datetime = db_now(conn) if attempt is None else attempt.now
-    else:
-        # Differs on SQLite because the immediate transaction is the lock, and the clock is the host's.
-        attempt = conn.execute(_ATTEMPT, wanted).one_or_none()
-        now = db_now(conn)
+    attempt = conn.execute(_ATTEMPT, {"p_session": ref.session_id, "p_attempt": ref.attempt_id}).one_or_none()
+    return _held(ref, db_now(conn), row, attempt)
+
+
+def _held(ref: AttemptRef, now: datetime, row: Any, attempt: Any) -> Held:
     if attempt is not None and attempt.submission_id != ref.submission_id:
         attempt = None
     return Held(ref=ref, now=now, row=row, attempt=attempt)

@@ -76,7 +76,8 @@ def stopped_behind_its_locks(actor: Actor) -> Iterator[threading.Event]:
     is_postgresql = actor.engine.dialect.name == "postgresql"
 
     def after(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-        locks = "FOR UPDATE" in statement if is_postgresql else not statement.startswith("BEGIN")
+        locking = "FOR UPDATE" in statement or statement.startswith("INSERT INTO sessions")
+        locks = locking if is_postgresql else not statement.startswith("BEGIN")
         writing = is_postgresql or not conn.get_execution_options().get("reconciler_read", False)
         nonlocal seen
         seen += locks and writing
