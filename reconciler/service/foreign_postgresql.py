@@ -39,7 +39,8 @@ class PostgresqlRows:
 
     def __init__(self, url: URL) -> None:
         self.name = url.set(drivername="postgresql").render_as_string(hide_password=True)
-        self._place = url.set(drivername="postgresql", password=None).render_as_string()
+        bare = URL.create("postgresql", url.username, None, url.host, url.port, url.database)
+        self._place = bare.render_as_string()
         options = (
             f"-c default_transaction_read_only=on -c statement_timeout={int(READ_S_MAX * 1000)}"
             f" -c lock_timeout=5000 -c idle_in_transaction_session_timeout={int(READ_S_MAX * 1000)}"

@@ -28,6 +28,8 @@ class Store:
         self.is_postgresql = self.name.startswith("postgresql")
         self._pg = psycopg.connect(self.name.replace("+psycopg", ""), autocommit=True) if self.is_postgresql else None
         self._lite = None if self.is_postgresql else sqlite3.connect(self.name, isolation_level=None)
+        if self._lite is not None:
+            self._lite.execute("PRAGMA synchronous=OFF")
 
     def run(self, sql: str, *params: Any) -> None:
         """Run a statement; parameters are written as ``?``."""
