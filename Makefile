@@ -58,7 +58,7 @@ bench: $(VENV)/.test ## Measure this machine (takes minutes; numbers go to stand
 	@$(PY) -m tests.bench $(ARGS)
 
 .PHONY: chaos-fast
-chaos-fast: $(VENV)/.test ## Kill daemons and runners for half a minute and check every invariant
+chaos-fast: $(VENV)/.test ## Nine cells of kills and outages, judged from ledgers (a quarter of an hour; no part of CI)
 	@$(PY) -m tests.chaos --fast $(ARGS)
 
 .PHONY: crash-points

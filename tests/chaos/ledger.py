@@ -19,6 +19,9 @@ class Ledger:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._durable = durable
 
+    def __del__(self) -> None:
+        os.close(self._file)
+
     def write(self, **line: Any) -> None:
         """Append a line; with *durable* it is on the disk when this comes back."""
         os.write(self._file, (json.dumps(line) + "\n").encode())
