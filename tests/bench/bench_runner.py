@@ -7,7 +7,7 @@ cycle in the fewest raw driver statements that keep the same promises (ticket an
 durable commit each, the record read before it is settled), with 1 process and with 8. ``history_ratio`` is the p99 of a
 claim with many settled rows over that with none, ``idle_ratio`` the one with an idle transaction held open over that
 without. ``peer_ratio`` is the rate of a submission's way from submit to settled over procrastinate's from defer to
-finished, where that is installed. Rounds of both sides alternate; the median counts. Absolute rates are for orientation.
+finished, where that is installed. Rounds of both sides alternate, the median counts; absolute rates are for orientation.
 """
 
 from __future__ import annotations
@@ -360,6 +360,7 @@ def raw_sqlite(url: str, prefix: str) -> Iterator[Cycle]:
             conn.execute(
                 "UPDATE attempts SET begun_at = ? WHERE session_id = ? AND attempt_id = ?", (stamp(), session, attempt)
             )
+        entry = ""
         for columns in (
             {"role": "assistant", "stop_reason": "tool_use", "tool_call_ids": '["c"]'},
             {"role": "tool_result", "tool_call_id": "c"},
@@ -539,7 +540,7 @@ def idle_ratio(made: Databases, kind: str, given: argparse.Namespace) -> dict[st
     holder = database.driver()
     holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ" if kind == "postgresql" else "BEGIN")
     holder.execute("SELECT count(*) FROM submissions").fetchone()
-    worst = []
+    worst: list[float] = []
     end = time.monotonic() + given.idle
     while time.monotonic() < end or not worst:
         worst.append(claim_p99_ms(database))
