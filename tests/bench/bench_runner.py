@@ -7,9 +7,10 @@ cycle in the fewest raw driver statements that keep the same promises (ticket an
 durable commit each, the record read before it is settled), with 1 process and with 8. ``history_ratio`` is the p99 of a
 claim with many settled rows over that with none, ``idle_ratio`` the one with an idle transaction held open over that
 without. ``peer_ratio`` is the rate of a submission's way from submit to settled over procrastinate's from defer to
-finished, where that is installed. Rounds of both sides alternate, the median counts; absolute rates are for orientation.
+finished, where that is installed. Rounds of both sides alternate, the median counts; rates are for orientation.
 """
 
+# ruff: noqa: E501 - statements are easier to compare as they stand
 from __future__ import annotations
 
 import argparse
