@@ -27,6 +27,7 @@ _SUFFIX: Final = ".jsonl"
 # What a folder is taken to mean besides, where the first bytes agree: databases, and exports of one JSON value.
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
 _EXPORT: Final = ".json"
+_ENDINGS: Final = (_SUFFIX, *_DATABASES, _EXPORT)
 _EXPORT_HEAD: Final = re.compile(rb'\s*\{\s*"info"\s*:')
 _SQLITE_HEAD: Final = b"SQLite format 3\0"
 _HEAD_BYTES: Final = 256
@@ -58,12 +59,15 @@ def is_url(name: str) -> bool:
     return name.startswith(URL_SCHEMES)
 
 
-def session_files(paths: Iterable[str], refused: list[str] | None = None) -> list[str]:
+def session_files(
+    paths: Iterable[str], refused: list[str] | None = None, *, newer_than: float | None = None
+) -> list[str]:
     """Return the names of the files that *paths* mean, in order, each once: a folder means all session files below it.
 
     Those are the `.jsonl` files, SQLite databases, and exported sessions. Links to files inside the folder are
     followed, links to folders are not (they may lead in circles), and links out of the folder aren't either: whoever
-    may write into it would choose what is read. Those are appended to *refused*.
+    may write into it would choose what is read. Those are appended to *refused*. With *newer_than* (a time as `time()`
+    gives it) only those files of a folder are meant that were written to since.
 
     Raises:
         LimitExceeded: a folder holds more files than anybody means.
@@ -75,7 +79,7 @@ def session_files(paths: Iterable[str], refused: list[str] | None = None) -> lis
             found.setdefault(path if path == STDIN or is_url(path) else str(Path(path).resolve()), path)
             continue
         top = str(Path(path).resolve())
-        for name in _below(path):
+        for name in _below(path, newer_than):
             place = os.path.realpath(name)
             if os.path.commonpath((top, place)) != top:
                 if refused is not None:
@@ -90,17 +94,30 @@ def session_files(paths: Iterable[str], refused: list[str] | None = None) -> lis
     return list(found.values())
 
 
-def _below(folder: str) -> Iterator[str]:
+def _below(folder: str, newer_than: float | None) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = os.path.join(root, name)  # noqa: PTH118  (a million of them: no object for each)
+            if newer_than is not None and name.endswith(_ENDINGS) and not _is_newer(path, newer_than):
+                continue
             if (
                 name.endswith(_SUFFIX)
                 or (name.endswith(_DATABASES) and head(path, len(_SQLITE_HEAD)) == _SQLITE_HEAD)
                 or (name.endswith(_EXPORT) and _EXPORT_HEAD.match(head(path, _HEAD_BYTES)) is not None)
             ):
                 yield path
+
+
+def _is_newer(path: str, than: float) -> bool:
+    """Return whether a file, or the log of a database, was written to since."""
+    for name in (path, f"{path}-wal"):
+        try:
+            if os.stat(name).st_mtime >= than:  # noqa: PTH116
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def is_sqlite(path: str) -> bool:

@@ -59,6 +59,8 @@ class Desk:
     work_settings: Mapping[str, Any] = field(default_factory=dict)
     # Of the composition root: rows for `config show`, secrets masked already.
     configuration: Mapping[str, Any] = field(default_factory=dict)
+    # What a question that is asked again and again keeps between its rounds.
+    kept: dict[str, Any] = field(default_factory=dict)
     _engine: Engine | None = None
 
     @property

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from reconciler.errors import InvalidInput
-from reconciler.ops import housekeeping, refine, schedule
+from reconciler.ops import housekeeping, refine, schedule, watch
 from reconciler.ops.declared_acts import ACTS
 from reconciler.ops.declared_questions import QUESTIONS
 from reconciler.ops.entry import Entry
@@ -22,7 +22,7 @@ def _index(entries: tuple[Entry, ...]) -> Mapping[str, Entry]:
 
 
 REGISTRY: Final[Mapping[str, Entry]] = _index(
-    (*QUESTIONS, *ACTS, *refine.ENTRIES, *schedule.ENTRIES, *housekeeping.ENTRIES)
+    (*QUESTIONS, *watch.ENTRIES, *ACTS, *refine.ENTRIES, *schedule.ENTRIES, *housekeeping.ENTRIES)
 )
 
 

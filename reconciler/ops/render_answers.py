@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from reconciler.ops import housekeeping, operations, refine, schedule
+from reconciler.ops import housekeeping, operations, refine, schedule, watch
 from reconciler.ops.render import Column, Payload, Style, ago, pairs, plain, span, table, when
 from reconciler.ops.render_record import explain, show, tail
 
@@ -292,6 +292,7 @@ RENDERERS: Final[Mapping[str, Renderer]] = MappingProxyType(
         **refine.RENDERERS,
         **schedule.RENDERERS,
         **housekeeping.RENDERERS,
+        **watch.RENDERERS,
         "db current": _schema,
         "db check": _db_check,
         "db upgrade": _db_upgrade,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from reconciler.core.model import DEFAULT_LIMITS
-from reconciler.entrypoints.commands import refine, terminal
+from reconciler.entrypoints.commands import refine, terminal, watch
 from reconciler.entrypoints.commands.verbs import Call, ask_once, make_command
 from reconciler.errors import InvalidInput, LimitExceeded, SourceUnreadable
 from reconciler.ops.registry import entry_of
@@ -108,4 +108,9 @@ def _follow(call: Call) -> int:
             time.sleep(FOLLOW_EVERY_S)
 
 
-SPECIAL: Final[Mapping[str, Callable[[], click.Command]]] = {"submit": submit, "tail": tail, **refine.SPECIAL}
+SPECIAL: Final[Mapping[str, Callable[[], click.Command]]] = {
+    "submit": submit,
+    "tail": tail,
+    **refine.SPECIAL,
+    **watch.SPECIAL,
+}
