@@ -253,14 +253,21 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check(
         "worked_on_after_answer",
         "I7",
-        "SELECT l.session_id, l.submission_id, l.id FROM entries l JOIN entries f ON f.session_id = l.session_id"
-        " AND f.submission_id = l.submission_id AND f.seq < l.seq AND f.attempt_id <> l.attempt_id"
-        " JOIN sessions x ON x.id = l.session_id"
+        # From the few answers of submissions that several attempts wrote for, down to what stands behind each.
+        "WITH many AS MATERIALIZED (SELECT session_id, submission_id FROM entries WHERE {range:session_id}"
+        " AND attempt_id IS NOT NULL AND role = 'assistant' GROUP BY session_id, submission_id"
+        " HAVING min(attempt_id) <> max(attempt_id)),"
+        " answers AS MATERIALIZED (SELECT f.session_id, f.submission_id, f.attempt_id, f.seq FROM many m"
+        " JOIN entries f ON f.session_id = m.session_id AND f.submission_id = m.submission_id"
+        " JOIN sessions x ON x.id = f.session_id"
         # Where a person moved the leaf back, the work was asked for again.
-        f" WHERE {{range:l.session_id}} AND {{range:f.session_id}} AND {_NATIVE} AND x.leaf_moved_version = 0"
-        " AND l.kind = 'message' AND l.role = 'assistant' AND NOT l.is_synthetic AND NOT l.is_sidechain"
-        " AND f.kind = 'message' AND f.role = 'assistant' AND NOT f.is_synthetic AND NOT f.is_sidechain"
-        " AND f.tool_call_ids IS NULL AND f.stop_reason IN ('stop', 'length')"
+        f" WHERE {_NATIVE} AND x.leaf_moved_version = 0 AND f.attempt_id IS NOT NULL AND f.kind = 'message'"
+        " AND f.role = 'assistant' AND NOT f.is_synthetic AND NOT f.is_sidechain AND f.tool_call_ids IS NULL"
+        " AND f.stop_reason IN ('stop', 'length'))"
+        " SELECT l.session_id, l.submission_id, l.id FROM answers f CROSS JOIN entries l"
+        " WHERE l.session_id = f.session_id AND l.seq > f.seq AND l.submission_id = f.submission_id"
+        " AND l.attempt_id <> f.attempt_id AND l.kind = 'message' AND l.role = 'assistant' AND NOT l.is_synthetic"
+        " AND NOT l.is_sidechain"
         " AND NOT EXISTS (SELECT 1 FROM entries i WHERE i.session_id = l.session_id AND i.kind = 'message'"
         " AND i.role IN ('user', 'signal') AND i.submission_id = l.submission_id AND NOT i.is_synthetic"
         " AND i.seq > f.seq AND i.seq < l.seq)",
