@@ -19,6 +19,8 @@ def record(asked: Asked, reply: Reply) -> None:
 
 def audit_row(asked: Asked, session_id: str | None, submission_id: str | None) -> AuditRow:
     """Return the audit row of an act, without its id and time."""
+    from reconciler.ops.dispatch import redact
+
     given = {
         name: value
         for name, value in asked.params.items()
@@ -29,6 +31,7 @@ def audit_row(asked: Asked, session_id: str | None, submission_id: str | None) -
         verb=asked.entry.name,
         session_id=session_id,
         submission_id=submission_id,
-        parameters=canonical_json({name: str(value) for name, value in given.items()}),
+        # A source may be a URL with a password in it.
+        parameters=canonical_json({name: redact(str(value)) for name, value in given.items()}),
         reason=asked.params.get("reason"),
     )

@@ -28,7 +28,12 @@ LIMIT: Final = Parameter(
 DRY_RUN: Final = Parameter("dry_run", Kind.BOOLEAN, "say what would be done, and do nothing", default=False)
 REASON: Final = Parameter("reason", Kind.TEXT, "why, for the audit; needed on a production database")
 FILES: Final = Parameter(
-    "files", Kind.TEXT, "session files and folders; - reads standard input", required=True, positional=True, many=True
+    "files",
+    Kind.TEXT,
+    "session files, folders, SQLite databases, postgresql:// URLs; - reads standard input",
+    required=True,
+    positional=True,
+    many=True,
 )
 FORMAT: Final = Parameter("format", Kind.TEXT, "the files' format, where it should not be guessed")
 ALL_PROMPTS: Final = Parameter(

@@ -33,9 +33,9 @@ write-ahead log, or as it stands and again if it changed; what a crash left half
 PostgreSQL every read is a read-only snapshot. Each session of a database is imported by itself, and rows that were
 rewritten in place are replaced, the old ones kept. Nothing is unpickled, constructed or evaluated.
 
-**Write-ahead** (R12): whether a call is durable before its tool runs. Where it isn't, or isn't known, every uncertain or
-continuable verdict says `unlogged_calls_possible`: another tool may have run without a trace. **Stopped by a person**
-(R11): what in the store proves it; such a turn is safe to resume, and nobody asked for that.
+**Write-ahead** (R12): whether a call is durable before its tool runs. Where it isn't, or isn't known, every uncertain
+or continuable verdict says `unlogged_calls_possible`: another tool may have run without a trace. **Stopped by a
+person** (R11): what in the store proves it; such a turn is safe to resume, and nobody asked for that.
 """
 
 
