@@ -1,6 +1,6 @@
 """How fast `inspect` and `import` are, against parsing each line with `json.loads` alone, and what memory they take.
 
-    python tests/bench/bench_import.py [--megabytes 100] [--database URL]
+    python -m tests.bench.bench_import [--megabytes 100] [--database URL]
 
 Prints one table. Each number is of a process of its own; the ratio is to `json.loads` in the same run. Without a
 database URL the import goes into a fresh SQLite file.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from reconciler.service.ingest import import_paths
 from reconciler.service.inspect_files import inspect_paths
 from reconciler.store import migrate
 from reconciler.store.engine import make_engine
+from tests.bench.measuring import peak_mb
 
 WORDS = ("the", "session", "file", "says", "that", "a", "call", "was", "made", "and", "its", "result", "came", "back")
 
@@ -111,7 +111,7 @@ def one(kind: str, path: Path, database: str | None) -> None:
         engine = make_engine(database)
         import_paths(engine, [str(path)])
     seconds, cpu = time.perf_counter() - before, time.process_time() - before_cpu
-    print(json.dumps([seconds, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+    print(json.dumps([seconds, cpu, peak_mb()]))
 
 
 def main() -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     if options.generate:
         print(generate(Path(options.generate), options.megabytes))
         return
-    script = [sys.executable, __file__, "--megabytes", str(options.megabytes)]
+    script = [sys.executable, "-m", "tests.bench.bench_import", "--megabytes", str(options.megabytes)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session.jsonl"
         # In a process of its own too: a child's peak begins with its parent's.

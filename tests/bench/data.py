@@ -35,28 +35,40 @@ def payload(size: int = PAYLOAD_BYTES) -> str:
 
 # {n} is the number of the submission, from 0; {id} and {at} make an id and an instant of it.
 _HISTORY: Final = (
-    "INSERT INTO sessions (id, origin, version, leaf_entry_id, last_seq, last_ticket, created_at, updated_at)"
-    " SELECT {session}, 'native', 20, 'submission-settled:' || {last}, 20, 10, {at}, {at} FROM {series}"
-    " WHERE n % 10 = 0",
-    "INSERT INTO submissions (session_id, id, status, revision, ticket, content_digest, admitted_at, last_attempt_id,"
-    " claims, attempts_spent, attempts_begun, decision_count, decision_action, decision_reason, decision_revision,"
-    " decision_version, outcome, outcome_reason, outcome_detail, answer_entry_id, settlement_entry_id, recovered,"
-    " settled_at, acknowledged_at)"
-    " SELECT {session}, {id}, 'settled', 2, n % 10 + 1, 'digest', {at}, 'at-' || {id}, 1, 1, 1, 2, 'settle',"
-    " 'completed', 2, 20, 'completed', 'completed', 'response_finished', 'submission-input:' || {id},"
-    " 'submission-settled:' || {id}, {false}, {at}, {at} FROM {series}",
-    "INSERT INTO entries (session_id, seq, id, parent_id, kind, role, submission_id, write_ahead, created_at)"
-    " SELECT {session}, 2 * (n % 10) + 1, 'submission-input:' || {id},"
-    " CASE WHEN n % 10 > 0 THEN 'submission-settled:' || {before} END, 'message', 'user', {id}, {true}, {at}"
-    " FROM {series}",
-    "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
-    " created_at)"
-    " SELECT {session}, 2 * (n % 10) + 2, 'submission-settled:' || {id}, 'submission-input:' || {id},"
-    " 'submission_settled', {id}, 'none', {true}, {true}, {at} FROM {series}",
-    "INSERT INTO entry_payloads (session_id, entry_id, payload)"
-    " SELECT {session}, 'submission-input:' || {id}, {payload} FROM {series}",
-    "INSERT INTO entry_payloads (session_id, entry_id, payload)"
-    " SELECT {session}, 'submission-settled:' || {id}, {payload} FROM {series}",
+    (
+        "INSERT INTO sessions (id, origin, version, leaf_entry_id, last_seq, last_ticket, created_at, updated_at)"
+        " SELECT {session}, 'native', 20, 'submission-settled:' || {last}, 20, 10, {at}, {at} FROM {series}"
+        " WHERE n % 10 = 0"
+    ),
+    (
+        "INSERT INTO submissions (session_id, id, status, revision, ticket, content_digest, admitted_at, last_attempt_id,"
+        " claims, attempts_spent, attempts_begun, decision_count, decision_action, decision_reason, decision_revision,"
+        " decision_version, outcome, outcome_reason, outcome_detail, answer_entry_id, settlement_entry_id, recovered,"
+        " settled_at, acknowledged_at)"
+        " SELECT {session}, {id}, 'settled', 2, n % 10 + 1, 'digest', {at}, 'at-' || {id}, 1, 1, 1, 2, 'settle',"
+        " 'completed', 2, 20, 'completed', 'completed', 'response_finished', 'submission-input:' || {id},"
+        " 'submission-settled:' || {id}, {false}, {at}, {at} FROM {series}"
+    ),
+    (
+        "INSERT INTO entries (session_id, seq, id, parent_id, kind, role, submission_id, write_ahead, created_at)"
+        " SELECT {session}, 2 * (n % 10) + 1, 'submission-input:' || {id},"
+        " CASE WHEN n % 10 > 0 THEN 'submission-settled:' || {before} END, 'message', 'user', {id}, {true}, {at}"
+        " FROM {series}"
+    ),
+    (
+        "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
+        " created_at)"
+        " SELECT {session}, 2 * (n % 10) + 2, 'submission-settled:' || {id}, 'submission-input:' || {id},"
+        " 'submission_settled', {id}, 'none', {true}, {true}, {at} FROM {series}"
+    ),
+    (
+        "INSERT INTO entry_payloads (session_id, entry_id, payload)"
+        " SELECT {session}, 'submission-input:' || {id}, {payload} FROM {series}"
+    ),
+    (
+        "INSERT INTO entry_payloads (session_id, entry_id, payload)"
+        " SELECT {session}, 'submission-settled:' || {id}, {payload} FROM {series}"
+    ),
 )
 _FORMS: Final = {
     "postgresql": {

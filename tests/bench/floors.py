@@ -100,26 +100,36 @@ SELECT session_id, submission_id, 2, %(now)s, 'the-pass', 'settle', 'completed',
   'completed', attempt_id, 'crashed', evidence, inspection, version, revision + 1 FROM ses
 """
 _PG_ONE: Final = (
-    "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1,"
-    " leaf_entry_id = 'submission-settled:' || %(submission)s, updated_at = %(now)s"
-    " WHERE id = %(session)s AND version = %(version)s",
-    "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before = NULL,"
-    " last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count = decision_count + 1,"
-    " decision_action = 'settle', decision_reason = 'completed', decision_revision = revision + 1,"
-    " decision_version = %(version)s, outcome = 'completed', outcome_reason = 'completed',"
-    " outcome_detail = 'response_finished', answer_entry_id = %(leaf)s,"
-    " settlement_entry_id = 'submission-settled:' || %(submission)s, recovered = true, settled_at = %(now)s"
-    " WHERE session_id = %(session)s AND id = %(submission)s AND revision = %(revision)s",
-    "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
-    " created_at) VALUES (%(session)s, %(last_seq)s + 1, 'submission-settled:' || %(submission)s, %(leaf)s,"
-    " 'submission_settled', %(submission)s, 'none', true, true, %(now)s)",
+    (
+        "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1,"
+        " leaf_entry_id = 'submission-settled:' || %(submission)s, updated_at = %(now)s"
+        " WHERE id = %(session)s AND version = %(version)s"
+    ),
+    (
+        "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before = NULL,"
+        " last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count = decision_count + 1,"
+        " decision_action = 'settle', decision_reason = 'completed', decision_revision = revision + 1,"
+        " decision_version = %(version)s, outcome = 'completed', outcome_reason = 'completed',"
+        " outcome_detail = 'response_finished', answer_entry_id = %(leaf)s,"
+        " settlement_entry_id = 'submission-settled:' || %(submission)s, recovered = true, settled_at = %(now)s"
+        " WHERE session_id = %(session)s AND id = %(submission)s AND revision = %(revision)s"
+    ),
+    (
+        "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
+        " created_at) VALUES (%(session)s, %(last_seq)s + 1, 'submission-settled:' || %(submission)s, %(leaf)s,"
+        " 'submission_settled', %(submission)s, 'none', true, true, %(now)s)"
+    ),
     "INSERT INTO entry_payloads VALUES (%(session)s, 'submission-settled:' || %(submission)s, %(payload)s)",
-    "UPDATE attempts SET ended_at = %(now)s, end_kind = 'crashed'"
-    " WHERE session_id = %(session)s AND attempt_id = %(attempt)s",
-    "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state,"
-    " detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES (%(session)s,"
-    " %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished',"
-    " 'completed', %(attempt)s, 'crashed', %(evidence)s, %(inspection)s, %(version)s, %(revision)s + 1)",
+    (
+        "UPDATE attempts SET ended_at = %(now)s, end_kind = 'crashed'"
+        " WHERE session_id = %(session)s AND attempt_id = %(attempt)s"
+    ),
+    (
+        "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state,"
+        " detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES (%(session)s,"
+        " %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished',"
+        " 'completed', %(attempt)s, 'crashed', %(evidence)s, %(inspection)s, %(version)s, %(revision)s + 1)"
+    ),
 )
 _NAMES: Final = (
     "session",
@@ -201,23 +211,29 @@ _SQLITE_PATH: Final = (
 # Each statement with the places of its parameters in `Write`; 10 is the instant.
 _SQLITE_WRITE: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     (
-        "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1, leaf_entry_id = 'submission-settled:' ||"
-        " ?, updated_at = ? WHERE id = ? AND version = ?",
+        (
+            "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1, leaf_entry_id = 'submission-settled:' ||"
+            " ?, updated_at = ? WHERE id = ? AND version = ?"
+        ),
         (1, 10, 0, 3),
     ),
     (
-        "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before = NULL, "
-        "last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count = decision_count + 1, "
-        "decision_action = 'settle', decision_reason = 'completed', decision_revision = revision + 1, "
-        "decision_version = ?, outcome = 'completed', outcome_reason = 'completed', outcome_detail = "
-        "'response_finished', answer_entry_id = ?, settlement_entry_id = 'submission-settled:' || ?, recovered = 1, "
-        "settled_at = ? WHERE session_id = ? AND id = ? AND revision = ?",
+        (
+            "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before = NULL, "
+            "last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count = decision_count + 1, "
+            "decision_action = 'settle', decision_reason = 'completed', decision_revision = revision + 1, "
+            "decision_version = ?, outcome = 'completed', outcome_reason = 'completed', outcome_detail = "
+            "'response_finished', answer_entry_id = ?, settlement_entry_id = 'submission-settled:' || ?, recovered = 1, "
+            "settled_at = ? WHERE session_id = ? AND id = ? AND revision = ?"
+        ),
         (3, 6, 1, 10, 0, 1, 4),
     ),
     (
-        "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, "
-        "write_ahead, created_at) VALUES (?, ? + 1, 'submission-settled:' || ?, ?, 'submission_settled', ?, 'none', "
-        "1, 1, ?)",
+        (
+            "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, "
+            "write_ahead, created_at) VALUES (?, ? + 1, 'submission-settled:' || ?, ?, 'submission_settled', ?, 'none', "
+            "1, 1, ?)"
+        ),
         (0, 5, 1, 6, 1, 10),
     ),
     (
@@ -229,10 +245,12 @@ _SQLITE_WRITE: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
         (10, 0, 2),
     ),
     (
-        "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state, "
-        "detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES (?, ?, 2, "
-        "?, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished', 'completed', ?, 'crashed', ?, ?, "
-        "?, ? + 1)",
+        (
+            "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state, "
+            "detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES (?, ?, 2, "
+            "?, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished', 'completed', ?, 'crashed', ?, ?, "
+            "?, ? + 1)"
+        ),
         (0, 1, 10, 2, 9, 8, 3, 4),
     ),
 )
@@ -252,7 +270,9 @@ def sqlite_decide(conn: Any, due: Sequence[Due]) -> list[Write]:
 def sqlite_write(conn: Any, writes: Sequence[Write], now: str) -> None:
     """Write a batch: executemany of each statement."""
     for statement, places in _SQLITE_WRITE:
-        rows = zip(*([now] * len(writes) if place == 10 else [row[place] for row in writes] for place in places))
+        rows = zip(
+            *([now] * len(writes) if place == 10 else [row[place] for row in writes] for place in places), strict=True
+        )
         conn.executemany(statement, rows)
 
 

@@ -18,7 +18,7 @@ def main(url: str, count: int) -> dict[str, Any]:
 
     DBOS(config={"name": "bench", "system_database_url": url, "run_admin_server": False, "log_level": "ERROR"})
 
-    @DBOS.workflow()
+    @DBOS.workflow()  # type: ignore[untyped-decorator, unused-ignore]
     def work(text: str) -> str:
         return text
 

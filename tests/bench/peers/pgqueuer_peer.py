@@ -25,7 +25,7 @@ async def main(url: str, count: int, batch: int) -> dict[str, Any]:
     driver = PsycopgDriver(conn)
     manager = QueueManager(Queries(driver))
 
-    @manager.entrypoint("work")
+    @manager.entrypoint("work")  # type: ignore[untyped-decorator, unused-ignore]
     async def work(job: Any) -> None:
         return None
 
@@ -39,9 +39,7 @@ async def main(url: str, count: int, batch: int) -> dict[str, Any]:
         await other.execute("ANALYZE")
         await other.execute("CHECKPOINT")
     begin = time.perf_counter()
-    await manager.run(
-        batch_size=batch, mode=QueueExecutionMode.drain, heartbeat_timeout=timedelta(seconds=30)
-    )
+    await manager.run(batch_size=batch, mode=QueueExecutionMode.drain, heartbeat_timeout=timedelta(seconds=30))
     seconds = time.perf_counter() - begin
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
         left = await (await other.execute("SELECT count(*) FROM pgqueuer")).fetchone()

@@ -19,7 +19,7 @@ async def main(url: str, count: int) -> dict[str, Any]:
 
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
 
-    @app.task(name="work")
+    @app.task(name="work")  # type: ignore[untyped-decorator, unused-ignore]
     async def work(text: str) -> None:
         return None
 
