@@ -77,6 +77,12 @@ crash-runs: $(VENV)/.test ## Random histories with random deaths (CRASH_RUNS=200
 plans-full: $(VENV)/.test ## Check the plans of the operators' questions on a million submissions (takes minutes)
 	@RECONCILER_TEST_ROWS=1000000 $(PY) -m pytest tests/queries/test_plans.py $(ARGS)
 
+# How many states of each configuration at most: what is stopped there says so.
+MODEL_STATES ?= 3000000
+.PHONY: model-full
+model-full: $(VENV)/.test ## Explore the exhaustive model with its full constants (hours; gigabytes)
+	@$(PY) -m tests.proof.model.explore --full --states $(MODEL_STATES) $(ARGS)
+
 .PHONY: migration-baseline
 migration-baseline: $(VENV)/.check ## Write the first migration anew from the models (until the first release)
 	@$(PY) -m migrations.regenerate

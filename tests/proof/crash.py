@@ -139,6 +139,14 @@ class Injector:
         found.seconds = time.monotonic() - started
         return found
 
+    def points_of(self, operation: Operation) -> list[str]:
+        """Return the points of *operation* and of the passes that follow, killing nothing."""
+        self.place.restore(self._migrated())
+        state = value_of(partial(self._prepare, operation))
+        _, points = value_of(partial(self._act, operation, state, None))
+        _, later, _ = value_of(partial(self._recover, operation, state, None, repeats=False))
+        return [*points, *later]
+
     def _run(self, operation: Operation, at_most: int, recovery_at_most: int) -> None:
         found, place = self.found, self.place
         if operation.empty:

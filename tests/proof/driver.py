@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-_TEXT_MAX = 200
+_TEXT_MAX = 20_000
 
 
 @dataclass

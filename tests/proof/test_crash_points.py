@@ -18,6 +18,7 @@ from reconciler.service.refine import RefineGate
 from reconciler.service.runner import Runner
 from tests.proof import crash, driver
 from tests.proof.forking import in_child
+from tests.proof.model import locks
 from tests.proof.operations import NOT_SCRIPTED, OPERATIONS, Operation
 from tests.support.databases import PostgreSQLDatabases
 
@@ -116,3 +117,16 @@ def test_writes_that_land_one_by_one_are_found(
         if operation.name in ("submit, a new session", "append three", "settle completed", "fail")
     }
     assert {"submit, a new session": True, "append three": True, "settle completed": True, "fail": True} == found
+
+
+def test_the_locks_of_every_transaction_are_taken_in_an_order_that_cannot_deadlock(
+    _postgresql_injector: crash.Injector,
+) -> None:
+    found = {
+        order
+        for operation in OPERATIONS
+        if not operation.empty
+        for order in locks.orders(_postgresql_injector.points_of(operation))
+    }
+    assert ("sessions", "submissions", "attempts") in found
+    assert [] == locks.deadlocks(sorted(found))

@@ -1,0 +1,1 @@
+"""An exhaustive small model over the real core: every interleaving of few processes, within small constants."""
