@@ -659,7 +659,11 @@ def upgrade() -> None:
         sa.UniqueConstraint(
             "session_id", "submission_id", "number", name=op.f("uq_attempts_session_id_submission_id_number")
         ),
-        postgresql_with={"fillfactor": "80"},
+        postgresql_with={
+            "fillfactor": "80",
+            "autovacuum_vacuum_scale_factor": "0.02",
+            "autovacuum_analyze_scale_factor": "0.02",
+        },
         sqlite_strict=True,
     )
     op.create_index(
@@ -812,7 +816,11 @@ def upgrade() -> None:
         sa.Column("stopped_at", INSTANT, nullable=True),
         sa.CheckConstraint("kind IN ('daemon', 'runner', 'once')", name=op.f("ck_instances_kind")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_instances")),
-        postgresql_with={"fillfactor": "80"},
+        postgresql_with={
+            "fillfactor": "80",
+            "autovacuum_vacuum_scale_factor": "0.02",
+            "autovacuum_analyze_scale_factor": "0.02",
+        },
         sqlite_strict=True,
     )
     op.create_index("ix_instances_beat_at", "instances", ["beat_at"], unique=False)
@@ -902,7 +910,11 @@ def upgrade() -> None:
             name=op.f("ck_refine_epochs_budget"),
         ),
         sa.PrimaryKeyConstraint("subject", "epoch", name=op.f("pk_refine_epochs")),
-        postgresql_with={"fillfactor": "80"},
+        postgresql_with={
+            "fillfactor": "80",
+            "autovacuum_vacuum_scale_factor": "0.02",
+            "autovacuum_analyze_scale_factor": "0.02",
+        },
         sqlite_strict=True,
     )
     op.create_index(
@@ -1010,7 +1022,11 @@ def upgrade() -> None:
         sa.CheckConstraint("origin IN ('native', 'mirrored')", name=op.f("ck_sessions_origin")),
         sa.CheckConstraint("version >= 0 AND last_seq >= 0 AND last_ticket >= 0", name=op.f("ck_sessions_counts")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
-        postgresql_with={"fillfactor": "80"},
+        postgresql_with={
+            "fillfactor": "80",
+            "autovacuum_vacuum_scale_factor": "0.02",
+            "autovacuum_analyze_scale_factor": "0.02",
+        },
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
@@ -1142,7 +1158,11 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("session_id", "id", name=op.f("pk_submissions")),
         sa.UniqueConstraint("session_id", "ticket", name=op.f("uq_submissions_session_id_ticket")),
-        postgresql_with={"fillfactor": "80"},
+        postgresql_with={
+            "fillfactor": "80",
+            "autovacuum_vacuum_scale_factor": "0.02",
+            "autovacuum_analyze_scale_factor": "0.02",
+        },
         sqlite_strict=True,
     )
     op.create_index(
