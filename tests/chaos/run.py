@@ -23,7 +23,7 @@ from sqlalchemy.engine import Engine
 from reconciler.errors import ReconcilerError
 from reconciler.store import migrate
 from reconciler.store.engine import make_engine, read
-from reconciler.store.schema import submissions
+from reconciler.store.schema import attempts, submissions
 from reconciler.store.views import v_pending
 from tests.chaos.ledger import lines
 from tests.chaos.stress import Void
@@ -218,12 +218,26 @@ class Cell:
             self._wanted.discard(number)
             worker, daemon = self._workers[number], self._daemons[number]
             owner = self._owner(worker)
+            self._wait_until_at_work(owner)
             worker.kill()
             self.kills.append((time.time(), owner))
             daemon.process.kill()
             worker.wait()
             daemon.process.wait()
             return [worker.pid, daemon.process.pid]
+
+    def _wait_until_at_work(self, owner: str) -> None:
+        """Wait for a moment at which a kill hurts: the runner is between a response with calls and its answer."""
+        row = attempts.c
+        at_work = sa.select(row.attempt_id).where(
+            row.ended_at.is_(None), row.owner == owner, row.progress_at.is_not(None)
+        )
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end:
+            with contextlib.suppress(ReconcilerError), read(self.engine) as conn:
+                if conn.execute(at_work.limit(1)).first() is not None:
+                    return
+            time.sleep(0.001)
 
     @staticmethod
     def _owner(worker: subprocess.Popen[bytes]) -> str:
