@@ -256,9 +256,9 @@ class _File:
     def _message(self, line: int, value: dict[str, Any], payload: dict[str, Any]) -> None:
         role = as_text(payload.get("role"))
         if role == "assistant":
-            phase = payload.get("phase")
-            stop = {"final_answer": m.STOP_STOP, "commentary": m.STOP_TOOL_USE}.get(phase) if phase else None
-            if isinstance(phase, str) and stop is None:
+            phase = as_text(payload.get("phase"))
+            stop = {"final_answer": m.STOP_STOP, "commentary": m.STOP_TOOL_USE}.get(phase or "")
+            if phase is not None and stop is None:
                 self._problems.add(line, "unknown_phase", f'the phase "{phase[:100]}" is not known')
             self._said(line, value, message_content(payload), stop)
             if stop != m.STOP_TOOL_USE:

@@ -102,7 +102,7 @@ def started_call(kind: str | None, payload: dict[str, Any]) -> str | None:
         return as_text(payload.get("call_id")) or as_text(payload.get("callId"))
     if kind == "item_completed":
         item = payload.get("item")
-        if isinstance(item, dict) and item.get("type") in ITEM_ENDS:
+        if isinstance(item, dict) and as_text(item.get("type")) in ITEM_ENDS:
             return as_text(item.get("id"))
     return None
 

@@ -396,7 +396,7 @@ class _Stream:
         at: datetime | None,
         place: str,
     ) -> None:
-        outcome = record.get("outcome")
+        outcome = as_text(record.get("outcome"))
         if submission is None or outcome not in _OUTCOMES:
             self._reading.problem(place, "unknown_outcome", f'a settlement with the outcome "{str(outcome)[:60]}"')
             return
@@ -465,7 +465,7 @@ class _Stream:
         record = row.get("settlement_record")
         if record is not None:
             found = self._reading.json(record, place)
-            if found is not None and found.get("outcome") in _OUTCOMES:
+            if found is not None and as_text(found.get("outcome")) in _OUTCOMES:
                 return str(found["outcome"])
         if row.get("error") is None:
             return "completed"

@@ -197,6 +197,19 @@ def as_bytes(raw: object) -> bytes | None:
     return bytes(raw) if isinstance(raw, bytes | bytearray | memoryview) else None
 
 
+def bound(params: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return parameters as SQLite takes them: an id that is no UTF-8 is the bytes that it was."""
+    return tuple(_encoded(value) if isinstance(value, str) else value for value in params)
+
+
+def _encoded(text: str) -> str | bytes:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
+
+
 def ident(name: str) -> str:
     """Return a table's or a column's name, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
@@ -293,7 +306,7 @@ class SqliteRows:
         """Run a query and yield its rows; texts come as bytes."""
         if self._conn is None:
             raise SourceUnreadable(f'could not read "{self.name}": it is closed')
-        cursor = self._conn.execute(sql, params)
+        cursor = self._conn.execute(sql, bound(params))
         try:
             while rows := cursor.fetchmany(_FETCH_ROWS):
                 yield from rows

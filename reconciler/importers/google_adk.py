@@ -93,7 +93,7 @@ class GoogleAdkImporter:
         for row in rows.read("SELECT app_name, user_id, id FROM sessions ORDER BY app_name, user_id, id"):
             parts = tuple(as_str(part) or "" for part in row)
             # Ids are unique within an application and a user only.
-            yield SessionKey(parts, "/".join(quote(part, safe=" :@+,=~!$&'()*") for part in parts))
+            yield SessionKey(parts, "/".join(_quoted(part) for part in parts))
 
     def read(self, rows: Rows, key: SessionKey, sink: PayloadSink) -> ImportResult:
         """Read one session."""
@@ -104,6 +104,11 @@ class GoogleAdkImporter:
         events.sort(key=lambda event: event.at)
         session_id = reading.clean_id(key.label, "sessions", "session id") or key.label
         return reading.result(FORMAT, version, (_Line(reading, events).session(session_id),))
+
+
+def _quoted(part: str) -> str:
+    """Return a part of a session's id, in which no slash can be taken for another part's beginning."""
+    return quote(part.encode("utf-8", "surrogateescape"), safe=" :@+,=~!$&'()*")
 
 
 def _version(rows: Rows) -> str:

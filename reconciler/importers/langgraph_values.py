@@ -176,7 +176,7 @@ def messages_of(value: Any) -> list[Message | Opaque] | None:
         elif isinstance(item, str):
             # A bare text is what a caller may give for a person's message.
             found.append(_message("human", {"content": item}))
-        elif isinstance(item, list) and len(item) == 2 and item[0] in _ROLES:
+        elif isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and item[0] in _ROLES:
             found.append(_message(_ROLES[item[0]], {"content": item[1]}))
         else:
             return None

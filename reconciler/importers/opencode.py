@@ -658,6 +658,7 @@ def _retryable(error: dict[str, Any]) -> bool | None:
     """Return False where the error says that the same request can't ever succeed."""
     data = error.get("data")
     data = data if isinstance(data, dict) else {}
-    if error.get("name") in _NO_RETRY or data.get("isRetryable") is False:
+    if as_text(error.get("name")) in _NO_RETRY or data.get("isRetryable") is False:
         return False
-    return False if data.get("statusCode") in NO_MODEL_ERROR_RETRY else None
+    status = data.get("statusCode")
+    return False if isinstance(status, int) and status in NO_MODEL_ERROR_RETRY else None

@@ -365,7 +365,8 @@ class _File:
         for call in calls if isinstance(calls, list) else ():
             if not isinstance(call, dict) or message is None:
                 continue
-            call_id = message.calls_at.get(call.get("sourceIndex", -1))
+            at = call.get("sourceIndex")
+            call_id = message.calls_at.get(at) if isinstance(at, int) else None
             result_id = self._reading.link(call.get("resultEntryId"))
             if call_id is None or call.get("status") == "planned" or result_id in self._nodes:
                 continue
