@@ -41,7 +41,8 @@ _HISTORY: Final = (
         " WHERE n % 10 = 0"
     ),
     (
-        "INSERT INTO submissions (session_id, id, status, revision, ticket, content_digest, admitted_at, last_attempt_id,"
+        "INSERT INTO submissions (session_id, id, status, revision, ticket, content_digest, admitted_at,"
+        " last_attempt_id,"
         " claims, attempts_spent, attempts_begun, decision_count, decision_action, decision_reason, decision_revision,"
         " decision_version, outcome, outcome_reason, outcome_detail, answer_entry_id, settlement_entry_id, recovered,"
         " settled_at, acknowledged_at)"
@@ -122,7 +123,7 @@ _SESSIONS: Final = (
 )  # fmt: skip
 _ENTRIES: Final = (
     "session_id", "seq", "id", "parent_id", "kind", "role", "submission_id", "attempt_id", "stop_reason",
-    "tool_call_ids", "tool_call_id", "starts_logged", "write_ahead", "created_at",
+    "tool_call_ids", "tool_call_id", "content", "starts_logged", "write_ahead", "created_at",
 )  # fmt: skip
 _PAYLOADS: Final = ("session_id", "entry_id", "payload")
 _SUBMISSIONS: Final = (
@@ -243,7 +244,7 @@ class _Due:
             self.entries.append(
                 (
                     session_id, seq, entry_id, parent, kind, role, "earlier" if is_before else SUBMISSION,
-                    None if is_before or is_input else fence, stop, calls, call, 1, 1, at,
+                    None if is_before or is_input else fence, stop, calls, call, "none" if calls else "text", 1, 1, at,
                 )
             )  # fmt: skip
             if not is_before:
