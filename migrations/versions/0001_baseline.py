@@ -1190,14 +1190,6 @@ def upgrade() -> None:
         postgresql_where=sa.text("held_at IS NOT NULL AND status <> 'settled'"),
     )
     op.create_index(
-        "ix_submissions_late_evidence",
-        "submissions",
-        ["settled_at"],
-        unique=False,
-        sqlite_where=sa.text("status = 'settled' AND late_evidence IS NOT NULL"),
-        postgresql_where=sa.text("status = 'settled' AND late_evidence IS NOT NULL"),
-    )
-    op.create_index(
         "ix_submissions_settled",
         "submissions",
         ["settled_at", "session_id", "id"],

@@ -276,8 +276,6 @@ submissions = Table(
         "id",
         **_partial("status = 'settled' AND recovered AND acknowledged_at IS NULL"),
     ),
-    # "Which outcomes met evidence that came too late?" Almost no row is in it.
-    Index("ix_submissions_late_evidence", "settled_at", **_partial("status = 'settled' AND late_evidence IS NOT NULL")),
     sqlite_strict=True,
     **_UPDATED_IN_PLACE,
 )

@@ -19,11 +19,11 @@ def _million_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if base.name.startswith("popen-") else base
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session", params=["sqlite", "sqlite-analyzed", "postgresql"])
 def million_url(request: pytest.FixtureRequest, _million_folder: Path) -> str:
     """Give the URL of the large database, of either kind; only for reading."""
-    if request.param == "sqlite":
-        return million.sqlite_url(_million_folder)
+    if request.param.startswith("sqlite"):
+        return million.sqlite_url(_million_folder, analyzed=request.param.endswith("analyzed"))
     return million.postgresql_url(request.getfixturevalue("postgresql_server"), _million_folder)
 
 

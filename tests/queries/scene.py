@@ -200,7 +200,7 @@ SUBMISSIONS: list[Row] = [
     _settled("s3", 3, 10_000, -10_800, "failed", "crash_loop", claims=6, attempts_spent=6),
     _settled("s4", 4, 30, -2 * DAY, "failed", "provider_rejected", outcome_detail="provider_error"),
     _settled("s5", 5, 100, -14_400, "completed", "completed", outcome_detail="moved_on"),
-    _settled("s6", 6, 9, -20 * DAY, "aborted", "abort_requested", late_evidence='{"detail":"response_finished"}'),
+    _settled("s6", 6, 9, -6 * DAY, "aborted", "abort_requested", late_evidence='{"detail":"response_finished"}'),
     _settled("s7", 7, 9, -40 * DAY, "failed", "crash_loop", late_evidence='{"detail":"response_finished"}'),
 ]
 

@@ -112,8 +112,8 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "Which recovered outcomes has their submitter not taken note of?": [
         ("old", "s2", "completed", "completed", T(-7200)),
     ],
-    "Which outcomes met evidence that came too late, this month?": [
-        ("old", "s6", "aborted", "abort_requested", T(-20 * DAY)),
+    "Which outcomes met evidence that came too late, this week?": [
+        ("old", "s6", "aborted", "abort_requested", T(-6 * DAY)),
     ],
     "What completed without a recorded answer since yesterday?": [("old", "s5", "completed", "moved_on", T(-14_400))],
     "What did the passes do since yesterday, and how long did they take?": [
@@ -156,7 +156,7 @@ def _hours(now: datetime) -> list[tuple[Any, ...]]:
 
 def _days(now: datetime) -> list[tuple[Any, ...]]:
     counts: dict[str, list[int]] = {}
-    for at, recovered in ((-2 * DAY, 1), (-14_400, 1), (-10_800, 1), (-7200, 1), (-3600, 0)):
+    for at, recovered in ((-6 * DAY, 1), (-2 * DAY, 1), (-14_400, 1), (-10_800, 1), (-7200, 1), (-3600, 0)):
         day = counts.setdefault((now + timedelta(seconds=at)).strftime("%Y-%m-%d"), [0, 0])
         day[0] += 1
         day[1] += recovered

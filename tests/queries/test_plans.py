@@ -43,7 +43,6 @@ SHORT_LIVED: Final = frozenset(
         "uq_submissions_live",
         "ix_submissions_held",
         "ix_submissions_unacknowledged",
-        "ix_submissions_late_evidence",
         "uq_refine_epochs_open",
     }
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -41,30 +42,49 @@ Row = Sequence[Any]
 Table = tuple[str, tuple[str, ...], Iterator[Row]]
 
 
-def sqlite_url(folder: Path, rows: int = ROWS) -> str:
-    """Return the URL of the file in *folder*; built by the first who asks, others wait."""
-    path = folder / f"million-{rows}.sqlite3"
-    with _Lock(folder / f"million-{rows}.lock"):
+def sqlite_url(folder: Path, rows: int = ROWS, *, analyzed: bool = False) -> str:
+    """Return the URL of the file in *folder*; built by the first who asks, others wait.
+
+    Without statistics, as SQLite files mostly are, or *analyzed*.
+    """
+    path = folder / f"million-{rows}{'-analyzed' if analyzed else ''}.sqlite3"
+    with _Lock(path.with_suffix(".lock")):
         if not path.exists():
             building = path.with_suffix(".building")
             building.unlink(missing_ok=True)
-            migrate.upgrade(f"sqlite:///{building}")
-            with sqlite3.connect(building, isolation_level=None) as conn:
-                conn.execute("PRAGMA synchronous=OFF")
-                conn.execute("PRAGMA journal_mode=MEMORY")
-                conn.execute("PRAGMA cache_size=-200000")
-                for table, columns, found in _tables(rows):
-                    marks = ", ".join("?" * len(columns))
-                    conn.execute("BEGIN")
-                    conn.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", found)
-                    conn.execute("COMMIT")
-                # As `PRAGMA optimize` and the daemon's housekeeping would: the planner knows sizes, not contents.
-                conn.execute("PRAGMA analysis_limit=1000")
-                conn.execute("ANALYZE")
-                conn.execute("PRAGMA journal_mode=WAL")
-            conn.close()
+            if analyzed:
+                shutil.copyfile(sqlite_url(folder, rows).removeprefix("sqlite:///"), building)
+                _run(building, "PRAGMA analysis_limit=1000", "ANALYZE")
+            else:
+                _insert(building, rows)
             building.rename(path)
     return f"sqlite:///{path}"
+
+
+def _insert(path: Path, rows: int) -> None:
+    migrate.upgrade(f"sqlite:///{path}")
+    conn = sqlite3.connect(path, isolation_level=None)
+    try:
+        for pragma in ("synchronous=OFF", "journal_mode=MEMORY", "cache_size=-200000"):
+            conn.execute(f"PRAGMA {pragma}")
+        for table, columns, found in _tables(rows):
+            marks = ", ".join("?" * len(columns))
+            conn.execute("BEGIN")
+            conn.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", found)
+            conn.execute("COMMIT")
+    finally:
+        conn.close()
+    _run(path, "PRAGMA journal_mode=WAL")
+
+
+def _run(path: Path, *statements: str) -> None:
+    conn = sqlite3.connect(path, isolation_level=None)
+    try:
+        for statement in statements:
+            conn.execute(statement)
+    finally:
+        # Closing the last connection brings the log into the file.
+        conn.close()
 
 
 def postgresql_url(address: Address, folder: Path, rows: int = ROWS) -> str:
