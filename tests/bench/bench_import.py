@@ -1,9 +1,9 @@
-"""How fast `inspect` and `import` are, against parsing each line with `json.loads` alone, and what memory they take.
+"""How fast `inspect` and `import` are, against decoding the same bytes alone, and what memory they take.
 
-    python -m tests.bench.bench_import [--megabytes 100] [--database URL]
+    python -m tests.bench.bench_import [--megabytes 100] [--database URL] [--format claude-code|codex|opencode|...|all]
 
-Prints one table. Each number is of a process of its own; the ratio is to `json.loads` in the same run. Without a
-database URL the import goes into a fresh SQLite file.
+Prints a table for each format. Each number is of a process of its own; the ratio is to decoding each line, or each
+value of a database's rows, in the same run. Without a database URL the import goes into a fresh SQLite file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from reconciler.core.canonical import canonical_json_parsed
+from reconciler.importers.langgraph_values import plain
 from reconciler.service.ingest import import_paths
 from reconciler.service.inspect_files import inspect_paths
 from reconciler.store import migrate
 from reconciler.store.engine import make_engine
+from tests.bench.foreign_sessions import COLUMNS, MAKERS, values
 from tests.bench.measuring import peak_mb
 
 WORDS = ("the", "session", "file", "says", "that", "a", "call", "was", "made", "and", "its", "result", "came", "back")
@@ -82,27 +86,26 @@ def generate(path: Path, megabytes: int) -> int:
     return number
 
 
-def parse(path: Path) -> None:
-    """Parse each line and keep nothing."""
+def decoded(path: Path, format_name: str) -> Iterator[Any]:
+    """Yield what decoding alone gives: of each line, or of each value of a database."""
+    if format_name in COLUMNS:
+        yield from values(path, format_name)
+        return
     with path.open("rb") as file:
         for data in file:
-            json.loads(data)
+            yield json.loads(data)
 
 
-def rewrite(path: Path) -> None:
-    """Parse each line and write it as canonical JSON: what storing asks for at least."""
-    with path.open("rb") as file:
-        for data in file:
-            canonical_json_parsed(json.loads(data))
-
-
-def one(kind: str, path: Path, database: str | None) -> None:
+def one(kind: str, path: Path, format_name: str, database: str | None) -> None:
     """Do one thing and print its time, its time on the processor (seconds), and the peak of its memory (MB)."""
     before, before_cpu = time.perf_counter(), time.process_time()
-    if kind == "json.loads":
-        parse(path)
-    elif kind == "loads and dumps":
-        rewrite(path)
+    if kind == "decode":
+        for _ in decoded(path, format_name):
+            pass
+    elif kind == "decode and dump":
+        # What storing asks for at least.
+        for value in decoded(path, format_name):
+            canonical_json_parsed(plain(value) if format_name == "langgraph" else value)
     elif kind == "inspect":
         inspect_paths([str(path)])
     else:
@@ -114,34 +117,29 @@ def one(kind: str, path: Path, database: str | None) -> None:
     print(json.dumps([seconds, cpu, peak_mb()]))
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--database")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--generate", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        one(options.one[0], Path(options.one[1]), options.database)
-        return
-    if options.generate:
-        print(generate(Path(options.generate), options.megabytes))
-        return
-    script = [sys.executable, "-m", "tests.bench.bench_import", "--megabytes", str(options.megabytes)]
+def make(path: Path, format_name: str, megabytes: int) -> None:
+    """Write a store of a format."""
+    if format_name in MAKERS:
+        MAKERS[format_name](path, prose, megabytes * 1_000_000)
+    else:
+        generate(path, megabytes)
+
+
+def measure(format_name: str, megabytes: int, database: str | None) -> None:
+    """Measure one format and print its table."""
+    script = [sys.executable, "-m", "tests.bench.bench_import", "--megabytes", str(megabytes), "--format", format_name]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "session.jsonl"
+        path = Path(folder) / ("session.db" if format_name in COLUMNS else "session.jsonl")
         # In a process of its own too: a child's peak begins with its parent's.
-        lines = int(subprocess.run([*script, "--generate", str(path)], check=True, capture_output=True).stdout)
+        subprocess.run([*script, "--generate", str(path)], check=True, capture_output=True)
         size = path.stat().st_size / 1e6
-        database = options.database
         if database is None:
             database = f"sqlite:///{folder}/bench.sqlite3"
             migrate.upgrade(database)
-        print(f"{size:.0f} MB, {lines} lines")
+        print(f"{format_name}: {size:.0f} MB")
         print(f"{'':18}{'MB/s':>8}{'ratio':>8}{'CPU MB/s':>10}{'ratio':>8}{'peak MB':>9}")
         floor: tuple[float, float] | None = None
-        for kind in ("json.loads", "loads and dumps", "inspect", "import", "import again"):
+        for kind in ("decode", "decode and dump", "inspect", "import", "import again"):
             command = [*script, "--one", kind, str(path), "--database", database]
             seconds, cpu, peak = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
             floor = floor or (seconds, cpu)
@@ -149,6 +147,25 @@ def main() -> None:
                 f"{kind:18}{size / seconds:8.0f}{floor[0] / seconds:8.2f}{size / cpu:10.0f}{floor[1] / cpu:8.2f}"
                 f"{peak:9.0f}"
             )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--format", choices=["claude-code", *MAKERS, "all"], default="claude-code")
+    parser.add_argument("--database")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--generate", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(options.one[0], Path(options.one[1]), options.format, options.database)
+        return
+    if options.generate:
+        make(Path(options.generate), options.format, options.megabytes)
+        return
+    for format_name in ["claude-code", *MAKERS] if options.format == "all" else [options.format]:
+        measure(format_name, options.megabytes, options.database)
 
 
 if __name__ == "__main__":

@@ -126,9 +126,8 @@ _PG_ONE: Final = (
     ),
     (
         "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state,"
-        " detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES"
-        " (%(session)s,"
-        " %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished',"
+        " detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision)"
+        " VALUES (%(session)s, %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished',"
         " 'completed', %(attempt)s, 'crashed', %(evidence)s, %(inspection)s, %(version)s, %(revision)s + 1)"
     ),
 )
@@ -212,52 +211,45 @@ _SQLITE_PATH: Final = (
 # Each statement with the places of its parameters in `Write`; 10 is the instant.
 _SQLITE_WRITE: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     (
-       "
-         " (
-            "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1, leaf_entry_id = 'submission-settled:' ||"
-            " ?, updated_at = ? WHERE id = ? AND version = ?"
+        (
+            "UPDATE sessions SET version = version + 1, last_seq = last_seq + 1, leaf_entry_id = 'submission-"
+            "settled:' || ?, updated_at = ? WHERE id = ? AND version = ?"
         ),
         (1, 10, 0, 3),
     ),
-   "
-     " (
+    (
         (
-            "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before = NULL, "
-            "last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count ="
-            " decision_count + 1, "
-            "decision_action = 'settle', decision_reason = 'completed', decision_revision = revision + 1, "
-            "decision_version = ?, outcome = 'completed', outcome_reason = 'completed', outcome_detail = "
-            "'response_finished', answer_entry_id = ?, settlement_entry_id = 'submission-settled:' || ?, recovered = 1, "
-            "settled_at = ? WHERE session_id = ? AND id = ? AND revision = ?"
+            "UPDATE submissions SET status = 'settled', revision = revision + 1, reconcile_at = NULL, not_before "
+            "= NULL, last_attempt_id = current_attempt_id, current_attempt_id = NULL, decision_count = "
+            "decision_count + 1, decision_action = 'settle', decision_reason = 'completed', decision_revision = "
+            "revision + 1, decision_version = ?, outcome = 'completed', outcome_reason = 'completed', "
+            "outcome_detail = 'response_finished', answer_entry_id = ?, settlement_entry_id = 'submission-"
+            "settled:' || ?, recovered = 1, settled_at = ? WHERE session_id = ? AND id = ? AND revision = ?"
         ),
         (3, 6, 1, 10, 0, 1, 4),
-   "
-    " ),
+    ),
     (
         (
             "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, "
-            "write_ahead, created_at) VALUES (?, ? + 1, 'submission-settled:' || ?, ?, 'submission_settled', ?, 'none', "
-            "1, 1, ?)"
+            "write_ahead, created_at) VALUES (?, ? + 1, 'submission-settled:' || ?, ?, 'submission_settled', ?, "
+            "'none', 1, 1, ?)"
         ),
         (0, 5, 1, 6, 1, 10),
     ),
     (
-        "INSERT INTO entry_payloads VALUES (?, 'submission-settled:' || ?, ?)",
+        ("INSERT INTO entry_payloads VALUES (?, 'submission-settled:' || ?, ?)"),
         (0, 1, 7),
     ),
     (
-        "UPDATE attempts SET ended_at = ?, end_kind = 'crashed' WHERE session_id = ? AND attempt_id ="
-        ""
-        ""
-        " ?",
+        ("UPDATE attempts SET ended_at = ?, end_kind = 'crashed' WHERE session_id = ? AND attempt_id = ?"),
         (10, 0, 2),
     ),
     (
         (
-            "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state, "
-            "detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) VALUES (?, ?, 2, "
-            "?, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished', 'completed', ?, 'crashed', ?, ?, "
-            "?, ? + 1)"
+            "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate,"
+            " state, detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision) "
+            "VALUES (?, ?, 2, ?, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished', "
+            "'completed', ?, 'crashed', ?, ?, ?, ? + 1)"
         ),
         (0, 1, 10, 2, 9, 8, 3, 4),
     ),
