@@ -127,6 +127,12 @@ class NotBegun(RunnerFault):
     code = "not_begun"
 
 
+class RunnerClosed(RunnerFault):
+    """The runner is closed: make another one."""
+
+    code = "runner_closed"
+
+
 class SessionMirrored(RunnerFault):
     """The session is mirrored: another program owns it."""
 

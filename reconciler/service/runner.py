@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
@@ -28,7 +29,7 @@ from reconciler.core.limits import validate_limits
 from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, SyntheticResult
 from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionStatus
 from reconciler.core.validpath import valid_path
-from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, NotFound, ReconcilerError
+from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, NotFound, ReconcilerError, RunnerClosed
 from reconciler.service import turns
 from reconciler.service.attempt import Attempt, PathItem, TurnPath
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
@@ -66,6 +67,10 @@ Submission = Admitted
 
 # How often a runner shows that it is there, with or without work.
 _PRESENCE_S: Final = 30.0
+# How often a claim searches from the beginning: always again after so long, and sooner where it found nothing.
+_WHOLE_EVERY_S: Final = 10.0
+_WHOLE_AGAIN_S: Final = 1.0
+_FLOOR_MARGIN: Final = timedelta(seconds=5)
 _CLAIM_WAIT_MAX_S: Final = 3600.0
 # The first pause of a claim that waits; it doubles up to ``poll_s``.
 _FIRST_PAUSE_S: Final = 0.05
@@ -140,6 +145,7 @@ class Runner:
         self._attempts: dict[str, Attempt] = {}
         self._guard = threading.Lock()
         self._after_session = ""
+        self._floor = _Floor()
 
     def __enter__(self) -> Self:
         return self
@@ -249,6 +255,7 @@ class Runner:
         Raises:
             DatabaseUnavailable: the beat did not get through; the attempts may be current all the same.
         """
+        self._require_open()
         told = self._beater.beat_once([attempt._kept for attempt in attempts])
         for attempt_id, answer in told.items():
             if answer.directive is Directive.LOST:
@@ -348,6 +355,7 @@ class Runner:
 
     def _write(self, work: Callable[[Connection, bool], T], *, patience_s: float | None = None) -> T:
         """Run *work* in one transaction until it got through; it is told whether it was tried before."""
+        self._require_open()
         tries = 0
 
         def once(conn: Connection) -> T:
@@ -368,7 +376,13 @@ class Runner:
                 self._closed.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
                 pause = min(1.0, pause * 2)
 
+    def _require_open(self) -> None:
+        if self._closed.is_set():
+            # Its engines would make new connections, and nobody would close them.
+            raise RunnerClosed("cannot use this runner any more: it is closed", hint="make another Runner")
+
     def _read(self, work: Callable[[Connection], T]) -> T:
+        self._require_open()
         end = time.monotonic() + self._reconnect_s
         pause = 0.05
         while True:
@@ -446,10 +460,16 @@ class Runner:
             grace_s=self.limits.grace_s,
             after_session=self._after_session,
             session_id=session_id,
+            floor=self._floor.at(self._process_clock()),
         )
         # Before the first try: whichever try got through, the lease ends later than we trust it.
         asked_at = self._process_clock()
         result: ClaimResult = self._write(lambda conn, repeated: claim(conn, call, repeated=repeated))
+        if not result.claimed and call.floor is not None and self._floor.may_look_below(self._process_clock()):
+            whole = replace(call, floor=None)
+            result = self._write(lambda conn, repeated: claim(conn, whole, repeated=repeated))
+        if session_id is None:
+            self._floor.take(result.oldest)
         self._after_session = result.next_session
         attempts = [self._attempt(claimed, asked_at) for claimed in result.claimed]
         with self._guard:
@@ -471,6 +491,37 @@ class Runner:
                 self._listening.release()
         else:
             self._closed.wait(timeout_s)
+
+
+class _Floor:
+    """Where a search for claimable rows begins, so that it need not step over what was claimed long ago.
+
+    A row may become visible later than its instant says, by as long as its transaction took: a margin allows for that,
+    and a search from the beginning, every few seconds, finds what was later still.
+    """
+
+    def __init__(self) -> None:
+        self._instant: datetime | None = None
+        self._whole_at = 0.0
+
+    def at(self, clock: float) -> datetime | None:
+        """Return the floor, None where it is time to search from the beginning."""
+        if self._instant is not None and clock < self._whole_at + _WHOLE_EVERY_S:
+            return self._instant
+        self._whole_at = clock
+        return None
+
+    def may_look_below(self, clock: float) -> bool:
+        """Tell whether a search that found nothing above the floor is worth another one from the beginning."""
+        if clock < self._whole_at + _WHOLE_AGAIN_S:
+            return False
+        self._whole_at = clock
+        return True
+
+    def take(self, oldest: datetime | None) -> None:
+        """Take note of since when the oldest claimable row is so."""
+        if oldest is not None:
+            self._instant = oldest - _FLOOR_MARGIN
 
 
 def _require_count(value: object, most: int, act: str) -> None:

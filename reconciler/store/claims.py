@@ -56,6 +56,9 @@ class ClaimCall:
     after_session: str = ""
     # Claim of this session alone.
     session_id: str | None = None
+    # PostgreSQL: look at no row that became claimable before this instant. While somebody holds a transaction open no
+    # dead index entry can be removed, and every search from the beginning would step over all of them.
+    floor: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """What a claim call got. ``next_session``: where the second search goes on, "" from the start."""
+    """What a claim call got. ``next_session``: where the second search goes on, "" from the start.
+
+    ``oldest``: since when the oldest row is claimable that the search met, where it met one and tells.
+    """
 
     claimed: tuple[Claimed, ...]
     next_session: str = ""
+    oldest: datetime | None = None
 
 
 # --- what is claimable -----------------------------------------------------------------------------------------------
@@ -99,7 +106,7 @@ _CLAIMABLE: Final = (
 
 _OLDEST: Final = (
     "SELECT q.session_id, q.id, q.not_before, q.ticket FROM submissions q"
-    " WHERE q.status = 'queued' AND q.not_before IS NOT NULL AND q.not_before <= {now}"
+    " WHERE q.status = 'queued' AND q.not_before IS NOT NULL AND q.not_before <= {now}{floor}"
     " ORDER BY q.not_before, q.session_id, q.ticket LIMIT :depth"
 )
 
@@ -136,15 +143,15 @@ def claim(conn: Connection, call: ClaimCall, *, repeated: bool) -> ClaimResult:
         found = _lock_keys(conn, _head(conn, call.session_id), 1)
         return ClaimResult(_take(conn, call, found) if found else (), call.after_session)
     wanted = len(call.attempt_ids)
-    found = _lock_oldest(conn, wanted)
+    found, oldest = _lock_oldest(conn, wanted, call.floor)
     next_session = ""
     if len(found) < wanted and _is_crowded(conn):
         # The oldest rows wait behind others of their sessions: look at the heads of all sessions, in turn.
         heads, next_session = _heads(conn, call.after_session, wanted)
         found += _lock_keys(conn, [key for key in heads if key not in found], wanted - len(found))
     if not found:
-        return ClaimResult((), next_session)
-    return ClaimResult(_take(conn, call, found), next_session)
+        return ClaimResult((), next_session, oldest)
+    return ClaimResult(_take(conn, call, found), next_session, oldest)
 
 
 Keys = list[tuple[str, str]]
@@ -159,9 +166,11 @@ def _for_driver(text: str) -> str:
 
 
 _STABLE_NOW: Final = "now()"  # the start of the transaction: an index bound; what is too young is asked again below
+_FLOOR: Final = " AND q.not_before >= COALESCE(:floor::timestamptz, '-infinity')"
 _LOCK_OLDEST_PG: Final = _for_driver(
-    f"WITH c AS ({_OLDEST.format(now=_STABLE_NOW)})"
-    " SELECT s.session_id, s.id FROM c JOIN sessions x ON x.id = c.session_id"
+    f"WITH c AS MATERIALIZED ({_OLDEST.format(now=_STABLE_NOW, floor=_FLOOR)})"
+    # Read as far as it is needed, and its first row is the oldest.
+    " SELECT s.session_id, s.id, (SELECT f.not_before FROM c f LIMIT 1) FROM c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=_STABLE_NOW)}"
     " ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted FOR UPDATE OF x, s SKIP LOCKED"
@@ -183,7 +192,7 @@ _CROWDED_PG: Final = sa.text(_CROWDED.format(now=_STABLE_NOW))
 _NOW: Final = sa.bindparam("now", type_=UtcDateTime())
 # Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped.
 _OLDEST_SQLITE: Final = sa.text(
-    f"SELECT s.session_id, s.id FROM ({_OLDEST.format(now=':now')}) c JOIN sessions x ON x.id = c.session_id"
+    f"SELECT s.session_id, s.id FROM ({_OLDEST.format(now=':now', floor='')}) c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
 ).bindparams(_NOW)
@@ -192,12 +201,13 @@ _HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
 
 
-def _lock_oldest(conn: Connection, wanted: int) -> Keys:
+def _lock_oldest(conn: Connection, wanted: int, floor: datetime | None) -> tuple[Keys, datetime | None]:
     parameters: dict[str, Any] = {"depth": CANDIDATES_MAX + wanted, "wanted": wanted}
     if is_postgresql(conn):
-        return [(row[0], row[1]) for row in send(conn, (_LOCK_OLDEST_PG, parameters))[0]]
+        (found,) = send(conn, (_LOCK_OLDEST_PG, {**parameters, "floor": floor}))
+        return [(row[0], row[1]) for row in found], found[0][2] if found else None
     rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
-    return [(row.session_id, row.id) for row in rows]
+    return [(row.session_id, row.id) for row in rows], None
 
 
 def _is_crowded(conn: Connection) -> bool:

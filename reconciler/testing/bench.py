@@ -54,6 +54,9 @@ class Bench:
         """Return a runner that does not beat by itself, unless *settings* say so."""
         settings.setdefault("beat_by_itself", False)
         settings.setdefault("notify", False)
+        # So long that no lease ends by itself, however slow the machine is.
+        if "lease_s" not in settings and "beat_s" not in settings:
+            settings |= {"lease_s": 600.0, "beat_s": 120.0}
         settings.setdefault("limits", QUICK_LIMITS)
         runner = Runner(self.url, **settings)
         self._runners.append(runner)

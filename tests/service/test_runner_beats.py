@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -13,12 +14,12 @@ import sqlalchemy as sa
 
 from reconciler.core.model import DEFAULT_LIMITS
 from reconciler.core.states import Directive, Outcome
-from reconciler.errors import AttemptLost, DatabaseUnavailable, ReconcilerError
+from reconciler.errors import DatabaseUnavailable, RunnerClosed
 from reconciler.service import beats as beats_module
 from reconciler.service import runner as runner_module
 from reconciler.service.beats import TRUST_MARGIN, Beater, Lost, trusted_until
 from reconciler.store.engine import run_transaction
-from reconciler.store.schema import attempts
+from reconciler.store.schema import attempts, submissions
 from reconciler.testing.bench import Bench, answer
 
 
@@ -90,7 +91,7 @@ def test_who_waits_for_the_loss_is_woken_by_the_trust_deadline() -> None:
 
 def test_a_claim_is_trusted_from_before_it_was_sent(bench: Bench) -> None:
     clock = Hand()
-    runner = bench.runner(process_clock=clock)
+    runner = bench.runner(process_clock=clock, lease_s=15.0)
     attempt = bench.claimed(runner)
     clock.at += 15.0 * (1 - TRUST_MARGIN) - 0.001
     assert not attempt.lost.is_set()
@@ -300,14 +301,22 @@ def test_a_connection_ended_between_commit_and_answer_doubles_nothing(postgresql
     bench.close()
 
 
-def test_a_runner_that_is_closed_refuses_no_read_of_its_attempts_state(bench: Bench) -> None:
+def test_a_closed_runner_says_so_and_opens_no_connection(bench: Bench) -> None:
     runner = bench.runner()
     attempt = bench.begun(runner)
     runner.close()
     runner.close()
     assert [] == runner.claim()
-    with pytest.raises((AttemptLost, ReconcilerError)):
-        attempt.append([answer()])
+    for use in (
+        lambda: attempt.append([answer()]),
+        attempt.path,
+        attempt.heartbeat,
+        lambda: runner.submit("s", "b", {}),
+        runner.unacknowledged,
+    ):
+        with pytest.raises(RunnerClosed):
+            use()
+    assert 0 == runner._engine.pool.checkedin() == runner._beat_engine.pool.checkedin()  # type: ignore[attr-defined]
 
 
 # --- wake-ups --------------------------------------------------------------------------------------------------------
@@ -341,3 +350,52 @@ def test_a_waiting_claim_finds_work_without_any_hint(bench: Bench) -> None:
     bench.submitted(bench.runner(owner="submits", notify=False))
     thread.join(30)
     assert 1 == len(got)
+
+
+# --- where a search begins -------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_became_visible_late_is_found_by_a_search_from_the_beginning(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    clock = Hand()
+    runner = bench.runner(process_clock=clock)
+    bench.claimed(runner, "first", "a")
+    # As if its transaction had taken an hour: it is older than what was claimed before.
+    bench.submitted(runner, "late", "b")
+    hour_ago = bench.now() - timedelta(hours=1)
+    bench.change(submissions, submissions.c.id == "b", not_before=hour_ago)
+    assert [] == runner.claim()
+    clock.at += 1.0
+    assert ["b"] == [attempt.submission_id for attempt in runner.claim()]
+    # And while there is other work, after a while at the latest.
+    bench.submitted(runner, "later", "c")
+    bench.change(submissions, submissions.c.id == "c", not_before=hour_ago - timedelta(hours=1))
+    for number in range(2):
+        bench.submitted(runner, f"more-{number}", f"m{number}")
+    assert ["m0"] == [attempt.submission_id for attempt in runner.claim()]
+    clock.at += 10.0
+    assert ["c"] == [attempt.submission_id for attempt in runner.claim()]
+    bench.close()
+
+
+def test_a_search_steps_over_what_was_claimed_long_ago(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    clock = Hand()
+    runner = bench.runner(process_clock=clock)
+    bench.claimed(runner, "first", "a")
+    seen: list[Any] = []
+
+    def watch(conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "ORDER BY q.not_before" in statement:
+            seen.append(parameters["floor"])
+
+    sa.event.listen(runner._engine, "before_cursor_execute", watch)
+    for name in "bcd":
+        bench.claimed(runner, name, name)
+    clock.at += 10.0
+    bench.claimed(runner, "e", "e")
+    assert 4 == len(seen)
+    admitted = bench.row("first", "a").admitted_at
+    assert all(floor is not None and floor >= admitted - timedelta(seconds=5) for floor in seen[:3])
+    assert seen[3] is None
+    bench.close()
