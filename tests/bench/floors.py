@@ -127,8 +127,9 @@ _PG_ONE: Final = (
     (
         "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, action, reason, gate, state,"
         " detail, outcome, attempt_id, attempt_end, evidence, inspection, session_version, revision)"
-        " VALUES (%(session)s, %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed', 'response_finished',"
-        " 'completed', %(attempt)s, 'crashed', %(evidence)s, %(inspection)s, %(version)s, %(revision)s + 1)"
+        " VALUES (%(session)s, %(submission)s, 2, %(now)s, 'the-pass', 'settle', 'completed', 3, 'completed',"
+        " 'response_finished', 'completed', %(attempt)s, 'crashed', %(evidence)s, %(inspection)s,"
+        " %(version)s, %(revision)s + 1)"
     ),
 )
 _NAMES: Final = (

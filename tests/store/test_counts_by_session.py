@@ -62,7 +62,22 @@ _TABLE = re.compile(r"\b(?:FROM|JOIN|UPDATE|,)\s+(?:\w+\.)?(sessions|" + "|".joi
 
 
 def _loose(statement: str) -> list[str]:
-    """Return the tables of a session that a statement joins without naming the session."""
+    """Return the tables of a session that a statement joins without naming the session.
+
+    Each query inside it is looked at by itself.
+    """
+    loose: list[str] = []
+    while inner := _INNER.search(statement):
+        loose += _loose_here(inner[1])
+        statement = statement[: inner.start()] + " ~ " + statement[inner.end() :]
+    return loose + _loose_here(statement)
+
+
+# The innermost parentheses.
+_INNER = re.compile(r"\(([^()]+)\)")
+
+
+def _loose_here(statement: str) -> list[str]:
     aliases = {
         alias: table
         for table, alias in _TABLE.findall(statement)
