@@ -360,41 +360,52 @@ def test_what_was_forgotten_by_name_may_be_admitted_again(engine: Engine, databa
         assert again.ticket > first.ticket
 
 
-@pytest.mark.slow
-def test_no_piece_holds_the_write_lock_for_long(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("piece_s", "sizes"),
+    [(0.0, [100, 50, 25, 12, 6, 3, 1, 1]), (1e9, [100, 200])],
+    ids=["each-took-too-long", "each-was-short"],
+)
+def test_a_piece_is_as_large_as_the_last_one_allows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, piece_s: float, sizes: list[int]
+) -> None:
     scene = Scene(engine)
     now = scene.now()
     with begin(engine) as conn:
-        for start in range(0, 6000, 1000):
-            ids = [f"s{number:05}" for number in range(start, start + 1000)]
-            conn.execute(
-                sessions.insert(),
-                [
-                    {"id": one, "origin": "native", "last_ticket": 1, "created_at": now, "updated_at": now}
-                    for one in ids
-                ],
-            )
-            conn.execute(
-                submissions.insert(),
-                [
-                    {
-                        "session_id": one,
-                        "id": "a",
-                        "status": "settled",
-                        "ticket": 1,
-                        "content_digest": "d",
-                        "admitted_at": now,
-                        "outcome": "completed",
-                        "settled_at": now,
-                    }
-                    for one in ids
-                ],
-            )
+        ids = [f"s{number:05}" for number in range(198)]
+        conn.execute(
+            sessions.insert(),
+            [{"id": one, "origin": "native", "last_ticket": 1, "created_at": now, "updated_at": now} for one in ids],
+        )
+        conn.execute(
+            submissions.insert(),
+            [
+                {
+                    "session_id": one,
+                    "id": "a",
+                    "status": "settled",
+                    "ticket": 1,
+                    "content_digest": "d",
+                    "admitted_at": now,
+                    "outcome": "completed",
+                    "settled_at": now,
+                }
+                for one in ids
+            ],
+        )
     _age_all(engine, now - timedelta(days=20))
+    asked: list[int] = []
+    real = store.prune_submissions
+
+    def watched(conn: Any, cutoffs: Any, *, limit: int, after: Any) -> Any:
+        asked.append(limit)
+        return real(conn, cutoffs, limit=limit, after=after)
+
+    monkeypatch.setattr(store, "prune_submissions", watched)
+    monkeypatch.setattr("reconciler.service.prune.PIECE_S", piece_s)
     found = prune_once(engine, ALL)
-    assert 6000 == found.removed["completed"]
-    assert found.longest_s < 1.0
-    assert 0 == _count(engine, attempts)
+    assert 198 == found.removed["completed"]
+    assert sizes == asked[: len(sizes)]
+    assert found.longest_s > 0
 
 
 def _age_all(engine: Engine, at: Any) -> None:
