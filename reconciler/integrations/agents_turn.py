@@ -7,10 +7,10 @@ run. Knows nothing of claims, of other submissions, or of how long anybody waits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import openai
 from agents import (
@@ -35,7 +35,7 @@ from agents.exceptions import (
 from agents.result import RunResultBase, RunResultStreaming
 
 from reconciler.core.states import Directive
-from reconciler.errors import AttemptLost, Conflict, DatabaseUnavailable, ReconcilerError
+from reconciler.errors import AttemptLost, Conflict, DatabaseUnavailable, InvalidInput, ReconcilerError
 from reconciler.integrations.agents_errors import AgentUnknown, ApprovalUnsupported, RunAborted, RunFailed
 from reconciler.integrations.agents_items import (
     OP_RUN,
@@ -49,6 +49,10 @@ from reconciler.integrations.agents_items import (
 )
 from reconciler.integrations.agents_recorder import Recorder
 from reconciler.service.attempt import Attempt, TurnPath
+
+T = TypeVar("T")
+
+_END: Final = object()
 
 # How often a run looks at what its attempt is told.
 WATCH_S: Final = 0.2
@@ -108,6 +112,10 @@ class Turn:
         self._recorder = Recorder(attempt, call, options.hooks, options.run_config)
         # Why the run was told to stop, None while it goes on.
         self._stop: Directive | None = None
+        # The attempt has its end.
+        self._ended = False
+        # What it is given back with, where it is.
+        self._reason = "cancelled"
 
     async def run(self) -> DurableResult:
         """Begin, run, and write the outcome.
@@ -116,63 +124,74 @@ class Turn:
             AttemptLost: others decide about the submission now.
             Everything else is the run's own end, and is on record where it is one.
         """
-        agent, items = await self._begin()
-        task = asyncio.create_task(SdkRunner.run(agent, items, **self._arguments()))  # type: ignore[arg-type]
-        watch = asyncio.create_task(self._watch(task.cancel))
         try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            await self._leave(task, task.cancel)
-            raise
+            agent, items = await self._begin()
+            task = asyncio.create_task(SdkRunner.run(agent, items, **self._arguments()))  # type: ignore[arg-type]
+            watch = asyncio.create_task(self._watch(task.cancel))
+            try:
+                await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                await to_its_end(self._leave(task, task.cancel))
+                raise
+            finally:
+                watch.cancel()
+            if (error := _error_of(task)) is not None:
+                raise await to_its_end(self._failed(error)) from None
+            return await to_its_end(self._finished(task.result()))
         finally:
-            watch.cancel()
-        if task.cancelled():
-            error: BaseException | None = asyncio.CancelledError()
-        else:
-            error = task.exception()
-        if error is not None:
-            raise await self._failed(error) from None
-        return await self._finished(task.result())
+            await to_its_end(self.let_go())
 
-    async def stream(self, found: list[DurableResult]) -> AsyncIterator[Any]:
+    async def stream(self, found: list[DurableResult]) -> AsyncGenerator[Any, None]:
         """Begin, run, yield the SDK's events, and write the outcome into *found* when they are through.
 
         Raises:
             As `run`.
         """
-        agent, items = await self._begin()
-        result = SdkRunner.run_streamed(agent, items, **self._arguments())  # type: ignore[arg-type]
-        watch = asyncio.create_task(self._watch(result.cancel))
-        error: BaseException | None = None
-        is_through = False
         try:
-            async for event in result.stream_events():
-                yield event
-            is_through = True
-        except (GeneratorExit, asyncio.CancelledError):
-            # Nobody listens any more. A run that is done all the same keeps its answer.
-            if self._stop is None and self._is_done(result):
-                await self._finished(result)
-            else:
-                await self._leave(result.run_loop_task, result.cancel)
-            raise
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it ends the submission
-            error = raised
+            agent, items = await self._begin()
+            result = SdkRunner.run_streamed(agent, items, **self._arguments())  # type: ignore[arg-type]
+            watch = asyncio.create_task(self._watch(result.cancel))
+            error: BaseException | None = None
+            try:
+                async for event in _until(watch, result.stream_events()):
+                    yield event
+                error = result.run_loop_exception
+                if error is None and not self._is_done(result):
+                    error = asyncio.CancelledError()
+            except (GeneratorExit, asyncio.CancelledError):
+                # Nobody listens any more. A run that is done all the same keeps its answer.
+                if self._stop is None and self._is_done(result):
+                    await to_its_end(self._finished(result))
+                else:
+                    await to_its_end(self._leave(result.run_loop_task, result.cancel))
+                raise
+            except Exception as raised:  # noqa: BLE001 - whatever it is, it ends the submission
+                error = raised
+            finally:
+                watch.cancel()
+            if error is not None:
+                raise await to_its_end(self._failed(error)) from None
+            found.append(await to_its_end(self._finished(result)))
         finally:
-            watch.cancel()
-        if is_through:
-            error = result.run_loop_exception
-        if error is None and not self._is_done(result):
-            error = asyncio.CancelledError()
-        if error is not None:
-            raise await self._failed(error) from None
-        found.append(await self._finished(result))
+            await to_its_end(self.let_go())
+
+    async def let_go(self) -> None:
+        """Give back what is still held: an attempt that nobody works on must not be kept alive by its beats."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._stop is not Directive.STALLED:
+            with suppress(ReconcilerError):
+                await self._call(lambda: self.attempt.release(self._reason))
+        # Where even that did not get through, the lease runs out; of a stalled one a pass is to count a crash.
+        self.attempt._over()
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
     async def _begin(self) -> tuple[Agent[Any], list[Item]]:
         attempt = self.attempt
         path: TurnPath = await self._call(attempt.begin)
+        self._reason = "capability_missing"
         asked = operation(attempt.payload, f'submission "{attempt.session_id}/{attempt.submission_id}"')
         assert asked.op == OP_RUN  # noqa: S101 - the session carries out the others itself
         at = turn_of(path.items, attempt.submission_id)
@@ -180,8 +199,6 @@ class Turn:
         name = current_agent(path.items[at:]) or asked.agent
         agent = self._start_agent if name is None else find_agent(self._start_agent, name)
         if agent is None:
-            with suppress(ReconcilerError):
-                await self._call(lambda: attempt.release("capability_missing"))
             raise AgentUnknown(
                 f'cannot resume submission "{attempt.session_id}/{attempt.submission_id}": agent "{name}" is neither'
                 f' "{self._start_agent.name}" nor one that it hands off to'
@@ -189,7 +206,9 @@ class Turn:
         self._recorder.agent = agent.name
         if (limit := self._options.history_limit) is not None:
             before = before[-limit:] if limit > 0 else []
-        return agent, callable_items([*before, *history(path.items[at:])])
+        items = callable_items([*before, *history(path.items[at:])])
+        self._reason = "cancelled"
+        return agent, items
 
     def _arguments(self) -> dict[str, Any]:
         given = self._options
@@ -217,17 +236,16 @@ class Turn:
                 # First: a tool that ignores the cancellation starts nothing further.
                 self._recorder.closed = True
                 cancel()
+                # Its end is the end of the patience with a run that doesn't come back.
+                await asyncio.sleep(CANCEL_S)
                 return
 
     async def _leave(self, task: asyncio.Task[Any] | None, cancel: Callable[[], Any]) -> None:
-        """The caller was cancelled: end the run and give the attempt back, which costs it nothing."""
+        """The caller was cancelled: end the run. The attempt is given back then, which costs it nothing."""
         self._recorder.closed = True
         cancel()
         if task is not None:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task}, timeout=CANCEL_S)
-        with suppress(ReconcilerError):
-            await self._call(lambda: self.attempt.release("cancelled"))
+            await asyncio.wait({task}, timeout=CANCEL_S)
 
     @staticmethod
     def _is_done(result: RunResultStreaming) -> bool:
@@ -247,7 +265,11 @@ class Turn:
             error = ApprovalUnsupported()
             await self._settle("failed", error)
             raise error
-        await self._recorder.finish(result.final_output)
+        try:
+            await self._recorder.finish(result.final_output)
+        except InvalidInput as error:
+            await self._settle("failed", error)
+            raise
         await self._settle("completed")
         return DurableResult(self.attempt.submission_id, result.final_output, recorded=False, run=result)
 
@@ -267,18 +289,18 @@ class Turn:
             await self._settle("failed", late)
             return late
         if stop in (Directive.LOST, Directive.STALLED) or isinstance(fault, AttemptLost):
-            # Of a stalled one a pass decides: it counts as a crash, and a tool that never returns is not waited for.
+            self._reason = "lease_lost"
             return AttemptLost(f"{self._name}: its attempt is lost ({stop or 'its lease ended'})")
         if isinstance(fault, DatabaseUnavailable):
+            self._reason = "database_unavailable"
             return fault
         if isinstance(error, asyncio.CancelledError) and fault is None:
-            with suppress(ReconcilerError):
-                await self._call(lambda: attempt.release("cancelled"))
             return error
         cause = fault or error
         if fault is None and self._is_providers(error):
             rejected = isinstance(error, openai.APIStatusError) and error.status_code in _REJECTED
             await self._call(lambda: attempt.fail(_told(error), retryable=not rejected))
+            self._ended = True
             return error
         await self._settle("failed", cause)
         return cause
@@ -296,10 +318,51 @@ class Turn:
         except Conflict:
             # The record shows a finished turn, and the record decides.
             await self._call(lambda: self.attempt.settle("completed"))
+        self._ended = True
 
     @property
     def _name(self) -> str:
         return f'submission "{self.attempt.session_id}/{self.attempt.submission_id}"'
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    if not task.done():
+        # It ignores being cancelled, and is left behind. What it says in the end interests nobody.
+        task.add_done_callback(lambda one: None if one.cancelled() else one.exception())
+        return asyncio.CancelledError()
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+async def _until(watch: asyncio.Task[None], events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yield *events* until they or *watch* end."""
+
+    async def following() -> Any:
+        return await anext(events, _END)
+
+    while True:
+        task = asyncio.create_task(following())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done() or (event := task.result()) is _END:
+            return
+        yield event
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work* to its end, whoever is cancelled meanwhile; the cancellation is raised then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and (task.cancelled() or task.exception() is None):
+        raise cancelled
+    return task.result()
 
 
 def _told(error: BaseException) -> Mapping[str, str]:

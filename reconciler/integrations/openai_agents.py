@@ -58,7 +58,7 @@ from reconciler.integrations.agents_items import (
     recorded_answer,
     user_message,
 )
-from reconciler.integrations.agents_turn import DurableResult, RunOptions, Turn, typed_output
+from reconciler.integrations.agents_turn import DurableResult, RunOptions, Turn, to_its_end, typed_output
 from reconciler.service.attempt import Attempt, PathItem
 from reconciler.service.runner import Runner, Submission
 
@@ -229,7 +229,7 @@ class DurableSession:
                     except AttemptLost:
                         continue
                     finally:
-                        await stream.aclose()  # type: ignore[attr-defined]
+                        await stream.aclose()
                     return
                 found.append(await self._recorded(work, agent))
 
@@ -344,7 +344,7 @@ class DurableSession:
                             hint="finish it first: call run() with its id, or with the next prompt",
                         )
                     with suppress(AttemptLost):
-                        return await self._carry_out(attempt)
+                        return await to_its_end(self._carry_out(attempt))
             except (SessionBusy, asyncio.CancelledError):
                 # It must not be carried out behind the back of whoever was told that it was not.
                 done = await self._call(lambda: self._runner.request_abort(self.session_id, work.submission_id))
@@ -358,8 +358,13 @@ class DurableSession:
         return history(path[:at])
 
     async def _carry_out(self, attempt: Attempt) -> list[Item]:
-        path = await self._call(attempt.begin)
-        await self._call(lambda: attempt.settle("completed"))
+        try:
+            path = await self._call(attempt.begin)
+            await self._call(lambda: attempt.settle("completed"))
+        except ReconcilerError:
+            # Left to its lease: beats must not keep alive what nobody works on.
+            attempt._over()
+            raise
         own = f"submission-input:{attempt.submission_id}"
         at = next(number for number, one in enumerate(path.items) if _id(one) == own)
         return history(path.items[:at])
@@ -398,19 +403,37 @@ class DurableSession:
             return ()
         return path.items
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        """Run a blocking call in the session's own thread, to its end, whoever is cancelled meanwhile."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait({future})
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            future.exception()
-            raise cancelled
-        return future.result()
+    async def _call(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """Run a blocking call in the session's own thread, to its end, whoever is cancelled meanwhile.
+
+        *undo* takes back, in the same thread, what a call did whose caller was cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._pool, work)
+        cancelled = await _done(future)
+        if cancelled is None:
+            return future.result()
+        if future.exception() is None and undo is not None:
+            result = future.result()
+            await _done(loop.run_in_executor(self._pool, lambda: undo(result)))
+        raise cancelled
+
+
+async def _done(future: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    cancelled = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
+
+
+def _give_back(claimed: Sequence[Attempt]) -> None:
+    for attempt in claimed:
+        with suppress(ReconcilerError):
+            attempt.release("cancelled")
+        attempt._over()
 
 
 class _Work:
@@ -452,7 +475,7 @@ class _Work:
         """
         session, pause = self._session, _FIRST_PAUSE_S
         while self.admitted.outcome is None:
-            claimed = await session._call(lambda: session._runner.claim(session_id=session.session_id))
+            claimed = await session._call(lambda: session._runner.claim(session_id=session.session_id), _give_back)
             for attempt in claimed:
                 pause = _FIRST_PAUSE_S
                 if attempt.submission_id != self.submission_id and await self._is_carried_out(attempt):
@@ -479,7 +502,7 @@ class _Work:
         if asked.op == OP_RUN:
             return False
         with suppress(AttemptLost):
-            await self._session._carry_out(attempt)
+            await to_its_end(self._session._carry_out(attempt))
         return True
 
     async def earlier(self, run: Callable[[], Any]) -> None:

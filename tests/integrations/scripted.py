@@ -132,7 +132,10 @@ class FrontModel(StepModel):
     """Hands each prompt over to the worker."""
 
     def decide(self, items: list[Any]) -> list[Any]:
-        """Return the handoff."""
+        """Return the handoff. Whoever handed over is not asked again, whatever crashed since."""
+        prompt = max(n for n, item in enumerate(items) if item.get("role") == "user")
+        if any('"assistant"' in str(item.get("output")) for item in items[prompt:]):
+            raise AssertionError("the agent that handed over was asked again")
         return [function_call("transfer_to_worker", {}, call_id=f"call-{uuid4().hex[:12]}")]
 
 

@@ -40,8 +40,8 @@ from openai.types.responses.response_output_item import LocalShellCall, LocalShe
 from pydantic import BaseModel
 from sqlalchemy.engine import Engine
 
-from reconciler import AttemptLost, Conflict, InvalidInput, Limits, NotFound, Runner
-from reconciler.integrations import agents_version
+from reconciler import Attempt, AttemptLost, Conflict, DatabaseUnavailable, InvalidInput, Limits, NotFound, Runner
+from reconciler.integrations import agents_turn, agents_version
 from reconciler.integrations.openai_agents import (
     AgentUnknown,
     ApprovalUnsupported,
@@ -125,6 +125,16 @@ def play(work: Coroutine[Any, Any, Any]) -> Any:
 def calc(*script: Any, tools: tuple[Tool, ...] = (), **more: Any) -> Agent[Any]:
     """Return an agent whose model says *script*."""
     return Agent(name="calc", model=ScriptedModel(list(script)), tools=list(tools), **more)
+
+
+async def answer(session: DurableSession, agent: Agent[Any], streamed: bool) -> Any:
+    """Run one submission, one way or the other."""
+    if not streamed:
+        return (await session.run(agent, "?", submission_id="one")).final_output
+    stream = session.run_streamed(agent, "?", submission_id="one")
+    async for _ in stream.stream_events():
+        pass
+    return stream.final_output
 
 
 @function_tool
@@ -381,6 +391,85 @@ def test_a_handoff_is_on_record_and_the_second_agent_answers(place: Place) -> No
     assert place.kinds().count("tool_result") == 1
 
 
+def test_after_a_handoff_a_run_goes_on_with_the_agent_that_took_over(place: Place) -> None:
+    async def story() -> None:
+        second_model = ScriptedModel([ConnectionError("gone"), [assistant_message("mine")]])
+        second = Agent(name="second", model=second_model)
+        first_model = ScriptedModel([[function_call("transfer_to_second", {}, call_id="h")]])
+        first = Agent(name="first", model=first_model, handoffs=[second])
+        async with place.open() as session:
+            with pytest.raises(ConnectionError):
+                await session.run(first, "?", submission_id="one")
+            place.decide()
+            assert (await session.run(first, "?", submission_id="one")).final_output == "mine"
+        assert (1, 2) == (len(first_model.calls), len(second_model.calls))
+
+    play(story())
+
+
+def test_a_result_is_on_record_as_soon_as_its_tool_is_done(place: Place) -> None:
+    async def story() -> None:
+        @function_tool
+        async def wait() -> str:
+            for _ in range(200):
+                if "tool_result" in place.kinds():
+                    return "seen"
+                await asyncio.sleep(0.05)
+            return "not seen"
+
+        calls = [
+            function_call("add", {"a": 1, "b": 2}, call_id="c1"),
+            function_call("wait", {}, call_id="c2"),
+        ]
+        agent = calc(calls, [assistant_message("ok")], tools=(add, wait))
+        async with place.open() as session:
+            await session.run(agent, "?")
+            items: list[Any] = await session.get_items()
+        assert {"c1": "3", "c2": "seen"} == {item["call_id"]: item["output"] for item in items if "output" in item}
+
+    play(story())
+
+
+def test_a_run_that_goes_on_runs_no_tool_again_whose_result_is_on_record(place: Place) -> None:
+    ran: list[int] = []
+
+    @function_tool
+    def once() -> str:
+        ran.append(1)
+        return "done"
+
+    async def story() -> None:
+        call = [function_call("once", {}, call_id="c1")]
+        async with place.open() as session:
+            with pytest.raises(ConnectionError):
+                await session.run(calc(call, ConnectionError("gone"), tools=(once,)), "?", submission_id="one")
+            place.decide()
+            second = calc([assistant_message("ok")], tools=(once,))
+            await session.run(second, "?", submission_id="one")
+            assert isinstance(second.model, ScriptedModel)
+            assert second.model.calls[0].input[-1]["output"] == "done"
+
+    play(story())
+    assert [1] == ran
+
+
+def test_what_was_popped_in_the_middle_of_a_call_is_made_whole_for_the_model(place: Place) -> None:
+    async def story() -> None:
+        agent = calc([assistant_message("ok")])
+        async with place.open() as session:
+            stray = {"type": "function_call_output", "call_id": "c0", "output": "stray"}
+            await session.add_items([stray, USER, CALL, OUTPUT])  # type: ignore[list-item]
+            assert await session.pop_item() == OUTPUT
+            await session.run(agent, "and now?")
+        assert isinstance(agent.model, ScriptedModel)
+        given = agent.model.calls[0].input
+        assert [USER, CALL] == given[:2]
+        assert ("c1", "the result was removed from the history") == (given[2]["call_id"], given[2]["output"])
+        assert len(given) == 4
+
+    play(story())
+
+
 class Sum(BaseModel):
     """An answer with a type."""
 
@@ -502,21 +591,13 @@ def test_a_stream_that_is_closed_early_is_given_back_and_goes_on_later(place: Pl
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_provider_that_fails_leaves_the_run_to_be_tried_again(place: Place, streamed: bool) -> None:
-    async def run(session: DurableSession, agent: Agent[Any]) -> Any:
-        if not streamed:
-            return (await session.run(agent, "?", submission_id="one")).final_output
-        stream = session.run_streamed(agent, "?", submission_id="one")
-        async for _ in stream.stream_events():
-            pass
-        return stream.final_output
-
     async def story() -> None:
         async with place.open() as session:
             with pytest.raises(ConnectionError):
-                await run(session, calc(ConnectionError("gone")))
+                await answer(session, calc(ConnectionError("gone")), streamed)
             assert place.row("one").status == "queued"
             place.decide()
-            assert await run(session, calc([assistant_message("here")])) == "here"
+            assert await answer(session, calc([assistant_message("here")]), streamed) == "here"
 
     play(story())
 
@@ -660,21 +741,27 @@ def test_a_deadline_ends_a_run_whose_tool_never_returns(place: Place) -> None:
     assert place.outcome("one") == "failed"
 
 
-def test_a_run_that_stalls_is_fenced_off_and_goes_on_without_its_tool(place: Place) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_run_that_stalls_is_fenced_off_and_goes_on_without_its_tool(
+    place: Place, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = Limits(stall_s=0.5, grace_s=0.2, lease_s=0.4, beat_s=0.1, backoff_base_s=1e-6)
+    monkeypatch.setattr(agents_turn, "CANCEL_S", 0.3)
     ignored = []
 
-    @function_tool
-    async def hang() -> str:
-        # Ignores being cancelled, for a while.
-        for _ in range(3):
-            try:
-                await asyncio.sleep(1)
-            except asyncio.CancelledError:
-                ignored.append(1)
-        return "too late"
-
     async def story() -> None:
+        over = asyncio.Event()
+
+        @function_tool
+        async def hang() -> str:
+            # Ignores being cancelled, however often.
+            while not over.is_set():
+                try:
+                    await over.wait()
+                except asyncio.CancelledError:
+                    ignored.append(1)
+            return "too late"
+
         async def passes() -> None:
             while place.outcome("one") is None:
                 await asyncio.sleep(0.3)
@@ -682,12 +769,13 @@ def test_a_run_that_stalls_is_fenced_off_and_goes_on_without_its_tool(place: Pla
 
         async with place.open(limits=limits, lease_s=0.4, beat_s=0.1) as session:
             agent = calc([function_call("hang", {}, call_id="c1")], [assistant_message("gave up")], tools=(hang,))
-            run = asyncio.create_task(session.run(agent, "?", submission_id="one"))
+            run = asyncio.create_task(answer(session, agent, streamed))
             while not place.kinds() or "tool_started" not in place.kinds():
                 await asyncio.sleep(0.05)
             decider = asyncio.create_task(passes())
-            assert (await run).final_output == "gave up"
+            assert await run == "gave up"
             await decider
+            over.set()
             items: list[Any] = await session.get_items()
             assert "outcome unknown" in items[-2]["output"]
 
@@ -695,6 +783,85 @@ def test_a_run_that_stalls_is_fenced_off_and_goes_on_without_its_tool(place: Pla
     assert ignored
     assert place.row("one").crashes_in_row == 0
     assert place.row("one").claims == 2
+
+
+def test_a_database_that_stays_away_gives_the_run_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with place.open() as session:
+            append = Attempt.append
+
+            def away(attempt: Attempt, given: Any, **more: Any) -> list[str]:
+                raise DatabaseUnavailable("gone")
+
+            monkeypatch.setattr(Attempt, "append", away)
+            with pytest.raises(DatabaseUnavailable):
+                await session.run(calc([assistant_message("?")]), "?", submission_id="one")
+            monkeypatch.setattr(Attempt, "append", append)
+            # The program goes on, and its beats keep nothing alive that nobody works on.
+            assert place.row("one").status == "queued"
+            place.decide()
+            assert await answer(session, calc([assistant_message("back")]), False) == "back"
+
+    play(story())
+
+
+def test_a_lease_that_can_not_be_known_to_live_stops_the_run_and_gives_it_back(place: Place) -> None:
+    async def story() -> None:
+        async with place.open() as session:
+
+            @function_tool
+            async def wait() -> str:
+                (attempt,) = session._runner._attempts.values()
+                attempt.lost.is_set = lambda: True  # type: ignore[method-assign]
+                await asyncio.sleep(60)
+                return "never"
+
+            async def passes() -> None:
+                while place.outcome("one") is None:
+                    await asyncio.sleep(0.2)
+                    await asyncio.to_thread(place.decide)
+
+            agent = calc([function_call("wait", {}, call_id="c1")], [assistant_message("again")], tools=(wait,))
+            run = asyncio.create_task(answer(session, agent, False))
+            while not place.kinds():
+                await asyncio.sleep(0.05)
+            decider = asyncio.create_task(passes())
+            assert await run == "again"
+            await decider
+
+    play(story())
+    assert place.row("one").claims == 2
+
+
+@pytest.mark.parametrize("point", range(1, 8))
+def test_cancelled_at_any_step_it_keeps_nothing_alive(place: Place, point: int) -> None:
+    async def story() -> None:
+        async with place.open() as session:
+            calls = iter(range(1, 100))
+            call, task = session._call, asyncio.current_task()
+
+            async def counted(work: Any, undo: Any = None) -> Any:
+                if next(calls) == point:
+                    # While it runs in its thread.
+                    asyncio.get_running_loop().call_soon(running.cancel)
+                return await call(work, undo)
+
+            session._call = counted  # type: ignore[method-assign]
+            script = [[function_call("add", {"a": 1, "b": 2}, call_id="c1")], [assistant_message("3")]]
+            running = asyncio.create_task(answer(session, calc(*script, tools=(add,)), False))
+            assert task is not running
+            await asyncio.wait({running})
+            assert running.cancelled()
+            session._call = call  # type: ignore[method-assign]
+            assert {} == session._runner._attempts
+            assert [] == session._runner._beater.kept()
+            with read(place.engine) as conn:
+                found = conn.execute(sa.select(submissions.c.status)).scalars().all()
+            assert "running" not in found
+            place.decide()
+            assert await answer(session, calc(*script[-1:]), False) == "3"
+
+    play(story())
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
