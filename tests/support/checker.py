@@ -345,17 +345,6 @@ def _check_memory(submissions: list[Row], remembered: list[Row]) -> Iterator[Vio
             yield Violation("I4", f"{row['session_id']}/{row['submission_id']}", "admitted again after it was settled")
 
 
-def _is_finished_answer(row: Row) -> bool:
-    return (
-        row["kind"] == "message"
-        and row["role"] == "assistant"
-        and not row["is_synthetic"]
-        and not row["is_sidechain"]
-        and not row["tool_call_ids"]
-        and row["stop_reason"] in ("stop", "length")
-    )
-
-
 def _check_work(
     sessions: dict[str, Row], submissions: list[Row], by_session: dict[str, list[Row]]
 ) -> Iterator[Violation]:
@@ -363,18 +352,18 @@ def _check_work(
     for session_id, rows in by_session.items():
         if sessions.get(session_id, {}).get("origin") != "native":
             continue
-        answered: dict[str, Row] = {}
-        for row in rows:
-            submission_id = row["submission_id"]
-            if submission_id is None or row["attempt_id"] is None or row["is_sidechain"]:
+        began: set[str] = set()
+        for place, row in enumerate(rows):
+            submission_id, attempt_id = row["submission_id"], row["attempt_id"]
+            is_work = row["role"] in ("assistant", "tool_result") and not row["is_synthetic"]
+            if submission_id is None or attempt_id is None or attempt_id in began or not is_work:
                 continue
-            if row["role"] in ("user", "signal") and not row["is_synthetic"]:
-                answered.pop(submission_id, None)
-            elif submission_id in answered and row["role"] == "assistant" and not row["is_synthetic"]:
-                if answered[submission_id]["attempt_id"] != row["attempt_id"]:
-                    yield Violation("I7", f"{session_id}/{row['id']}", "worked on after another attempt had answered")
-            elif _is_finished_answer(row):
-                answered[submission_id] = row
+            began.add(attempt_id)
+            # As the record was when this attempt did its first work.
+            inspection = inspect_session([_entry(r) for r in rows[:place]], row["parent_id"], submission_id)
+            if inspection.state == "completed":
+                found = f"an attempt worked on what was finished ({inspection.detail})"
+                yield Violation("I7", f"{session_id}/{row['id']}", found)
     for row in submissions:
         session = sessions[row["session_id"]]
         if row["status"] != "settled" or session["origin"] != "native":
