@@ -32,6 +32,9 @@ def main() -> None:
     parser.add_argument("--scale", choices=sorted(SCALES), default="small")
     parser.add_argument("--only", action="append", choices=[*MEASURES, *ELSEWHERE], help="may be given several times")
     parser.add_argument("--kind", action="append", choices=("postgresql", "sqlite"))
+    parser.add_argument(
+        "--history-payload", type=int, default=1_000, metavar="BYTES", help="of each entry of the long history"
+    )
     parser.add_argument("--page", action="store_true", help="write docs/performance.md and its plots from the results")
     parser.add_argument(
         "--keep", action="store_true", help="keep results of earlier runs that this one doesn't measure"
@@ -40,15 +43,17 @@ def main() -> None:
     for name in given.only or ():
         if name in ELSEWHERE:
             subprocess.run([sys.executable, "-m", ELSEWHERE[name]], cwd=ROOT, check=True)
-    chosen = [name for name in MEASURES if given.only is None or name in given.only]
+    # In the order in which they are named.
+    chosen = list(MEASURES) if given.only is None else [name for name in given.only if name in MEASURES]
     if not chosen:
         return
     prepare_process()
     results = json.loads(RESULTS.read_text()) if given.keep and RESULTS.exists() else {"measures": {}}
     RESULTS.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=RESULTS.parent) as folder, databases(Path(folder)) as made:
-        bench = Bench(made, Path(folder), SCALES[given.scale], tuple(given.kind or ("postgresql", "sqlite")))
-        results |= {"machine": machine(made), "scale": given.scale}
+        kinds = tuple(given.kind or ("postgresql", "sqlite"))
+        bench = Bench(made, Path(folder), SCALES[given.scale], kinds, given.history_payload)
+        results |= {"machine": machine(made), "scale": given.scale, "history_payload": given.history_payload}
         for name in chosen:
             began = time.perf_counter()
             found = MEASURES[name](bench)

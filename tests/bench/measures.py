@@ -44,7 +44,7 @@ def scan(bench: Bench) -> Result:
             levels: list[Result] = []
             have = 0
             for history in bench.scale.histories:
-                data.add_history(database, history, have=have)
+                data.add_history(database, history, have=have, payload_bytes=bench.history_payload)
                 have = history
                 database.settle_down()
                 levels.append({"settled": history, **_find(database, bench.scale.repeats)})

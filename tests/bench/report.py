@@ -18,7 +18,11 @@ def write_page(results: Results) -> None:
     """Write ``docs/performance.md`` and the plots below ``docs/plots``."""
     PLOTS.mkdir(exist_ok=True)
     found = results["measures"]
-    parts = [_HEAD.format(**results["machine"], scale=results["scale"]), _table(found), _NOTES]
+    parts = [
+        _HEAD.format(**results["machine"], scale=results["scale"], history_payload=results["history_payload"]),
+        _table(found),
+        _NOTES,
+    ]
     if "scan" in found:
         parts.append(_scan(found["scan"]))
     if "inspection" in found:
@@ -36,14 +40,15 @@ def write_page(results: Results) -> None:
 
 _HEAD = """# Performance
 
-Made by `make bench ARGS="--scale {scale} --page"` ({date}); do not edit. Every number that a goal is about is a ratio
+Made by `make bench ARGS="--scale {scale} --page"` (begun {date}); do not edit. Every number that a goal is about is a ratio
 to its floor, measured in the same run, in turn, as the median of at least three repeats. A *floor* is the fewest raw
 statements, written with the driver alone, that do the same durable work (`tests/bench/floors.py`). Absolute rates are
 for orientation.
 
 Machine: {system}, {cpus} processors, {memory_gb} GB; Python {python}, PostgreSQL {postgresql}, SQLite {sqlite}; an
 `fsync` of 4 KB takes {fsync_us} µs; load before the run {load_before}. PostgreSQL: `fsync`, `full_page_writes` and
-`synchronous_commit` on, 2 GB of shared buffers. SQLite: WAL, `synchronous=FULL`.
+`synchronous_commit` on, 2 GB of shared buffers. SQLite: WAL, `synchronous=FULL`. Payloads of due work have
+1,000 bytes, those of the long history {history_payload}.
 
 Regressions are caught by counting (`tests/store/test_counts.py`, `tests/store/test_counts_by_session.py`): statements,
 rows, pages, plans. Where the time goes stands in [profile.md](profile.md), what a server carries in
