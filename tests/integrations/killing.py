@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -88,8 +89,20 @@ def _serve() -> None:
     for name in ("reconciler.integrations.openai_agents", "tests.integrations.scripted", "psycopg"):
         import_module(name)
     import_module("agents").set_tracing_disabled(True)
+    _warm()
     for line in sys.stdin:
         print(json.dumps(_live(Life(**json.loads(line))).__dict__), flush=True)
+
+
+def _warm() -> None:
+    """Run the agent once without any session, so that children find made what the SDK makes at first use."""
+    from agents import Runner
+
+    from tests.integrations.scripted import Ledger, agents
+
+    with tempfile.TemporaryDirectory() as folder:
+        agent = agents(Ledger(Path(folder) / "ledger.jsonl"))
+        asyncio.run(Runner.run(agent, "steps: a b c"))
 
 
 def _live(life: Life) -> Death:
