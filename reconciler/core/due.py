@@ -81,16 +81,15 @@ def is_lease_over(attempt: AttemptFacts, facts: SubmissionFacts, now: datetime) 
     return facts.owner_dead or (facts.may_judge_lease and has_passed(attempt.lease_expires_at, now))
 
 
-def may_judge_lease(
-    *, connected_s: float, beat_s: float, lease_expires_at: datetime, written_at: datetime | None
-) -> bool:
+def may_judge_lease(*, connected_s: float, beat_s: float) -> bool:
     """Tell whether this process may take an ended lease for the death of its owner.
 
     After an outage of the database every lease has ended and every owner lives: each needs the time of two beats to say
     so. *connected_s* is how long this process's own connection has been up (measured monotonically), *beat_s* the
-    attempt's, *written_at* the last write by anybody: a database that took writes since could have taken the beat.
+    attempt's. That somebody wrote since the lease ended proves less than it seems: after an outage longer than a lease
+    the first owner to beat would condemn all others.
     """
-    return connected_s >= 2 * beat_s or (written_at is not None and written_at > lease_expires_at)
+    return connected_s >= 2 * beat_s
 
 
 # --- when a row is due ---------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ class Lost:
 
     Set for good once the database said so. Set for the time being while the lease can't be known to be live: the trust
     deadline is counted from before the beat was sent, so it comes before the lease's own end. A beat that gets through
-    clears that again.
+    clears that again, unless the holder has seen it: who was told to stop has stopped, so the thread beats for it no
+    longer, its lease runs out and somebody else goes on. Only a holder that asks again itself, by a beat or another
+    verb, takes it up again.
     """
 
     def __init__(self, trusted_until: float, *, clock: Callable[[], float] = process_clock) -> None:
@@ -50,11 +52,20 @@ class Lost:
         self._changed = threading.Condition()
         self._trusted_until = trusted_until
         self._final = False
+        self._seen = False
         self.outcome: Outcome | None = None
 
     def is_set(self) -> bool:
-        """Return whether to stop."""
-        return self._final or self._clock() >= self._trusted_until
+        """Return whether to stop. Whoever was told so is not beaten for again."""
+        with self._changed:
+            if not self._final and self._clock() >= self._trusted_until:
+                self._seen = True
+            return self._final or self._seen
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether the holder was told to stop, and has not asked again."""
+        return self._final or self._seen
 
     @property
     def is_final(self) -> bool:
@@ -65,6 +76,7 @@ class Lost:
         """Wait until it is set, at most *timeout_s* seconds (None: as long as it takes); return whether it is."""
         end = None if timeout_s is None else self._clock() + timeout_s
         with self._changed:
+            # The condition's lock may be taken again by its holder.
             while not self.is_set():
                 left = min(_NAP_S, max(0.0, self._trusted_until - self._clock()) + 0.001)
                 if end is not None:
@@ -74,10 +86,13 @@ class Lost:
                 self._changed.wait(left)
             return True
 
-    def trust(self, until: float) -> None:
+    def trust(self, until: float, *, asked_by_holder: bool = True) -> None:
         """A beat landed: rely on the attempt until *until* by the process clock."""
         with self._changed:
-            self._trusted_until = max(self._trusted_until, until)
+            if asked_by_holder:
+                self._seen = False
+            if not self._seen:
+                self._trusted_until = max(self._trusted_until, until)
 
     def set(self, outcome: Outcome | None = None) -> None:
         """The database said that it is lost."""
@@ -97,13 +112,13 @@ class Kept:
     lost: Lost
     directive: Directive = Directive.CONTINUE
 
-    def take(self, told: Beat, sent_at: float) -> None:
+    def take(self, told: Beat, sent_at: float, *, asked_by_holder: bool = True) -> None:
         """Take note of what a beat that was sent at *sent_at* was told."""
         self.directive = told.directive
         if told.directive is Directive.LOST:
             self.lost.set(told.outcome)
         elif told.renewed:
-            self.lost.trust(trusted_until(sent_at, self.lease_s))
+            self.lost.trust(trusted_until(sent_at, self.lease_s), asked_by_holder=asked_by_holder)
 
 
 def trusted_until(sent_at: float, lease_s: float) -> float:
@@ -176,7 +191,8 @@ class Beater:
         Raises:
             DatabaseUnavailable: it did not get through; nothing is known of the leases.
         """
-        asked = self.kept() if kept is None else list(kept)
+        by_itself = kept is None
+        asked = [one for one in self.kept() if not one.lost.was_seen] if kept is None else list(kept)
         if not asked:
             return {}
         with self._beating:
@@ -187,7 +203,7 @@ class Beater:
             )
         answers = {}
         for one, answer in zip(asked, told, strict=True):
-            one.take(answer, sent_at)
+            one.take(answer, sent_at, asked_by_holder=not by_itself)
             answers[one.ref.attempt_id] = answer
             if answer.directive is Directive.LOST:
                 self.drop(one.ref.attempt_id)

@@ -402,9 +402,7 @@ class Daemon:
                 emit("slots.failed", error=_text(error))
 
     def _beat(self) -> None:
-        # Not before two beats of contact: that this process writes must not count as proof against runners that are
-        # still on their way back from the same outage.
-        if self._stopping.is_set() or self._contact.connected_for_s() < 2 * self._configuration.limits.beat_s:
+        if self._stopping.is_set():
             return
         try:
             self._presence.beat()

@@ -26,7 +26,7 @@ from reconciler.service.shapes import Answers
 from reconciler.store.around import AttemptRow, Read, read_around
 from reconciler.store.engine import read
 from reconciler.store.facts import limits_for, submission_facts
-from reconciler.store.passes import DueRow, Key, lock_rows, others_wrote_at
+from reconciler.store.passes import DueRow, Key, lock_rows
 from reconciler.store.paths import read_payloads
 from reconciler.store.settlements import DecisionWrite, Push
 
@@ -36,8 +36,8 @@ class Judge:
     """What this process may say about the death of others (contract, section 4, leases).
 
     ``connected_for_s`` gives how long the database has been reachable without a break, measured monotonically; None
-    counts from the beginning of the pass. ``here`` is this process where None. ``instance_id`` tells its own writes
-    from those of others.
+    counts from the beginning of the pass. ``here`` is this process where None. ``instance_id`` signs the
+    pass and its decisions.
     """
 
     here: ProcessIdentity | None = None
@@ -99,13 +99,11 @@ class Decider:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._limits = limits
-        self._instance_id = judge.instance_id
         self._here = judge.here or this_process()
         started = time.monotonic()
         self._connected_for_s = judge.connected_for_s or (lambda: time.monotonic() - started)
         self._lock = lock
         self._jitter = jitter
-        self._others: tuple[datetime | None] | None = None
         self._own_limits: dict[str, Limits] = {}
         self._answers = Answers()
 
@@ -157,7 +155,7 @@ class Decider:
         if current is not None:
             dead = proven_dead(_identity(current), current.beat_at, self._here, booted_at=boot, look_up=process_start)
             if not dead and current.lease_expires_at <= now:
-                may_judge = self._may_judge(conn, current)
+                may_judge = self._may_judge(current)
         return submission_facts(
             gathered.row,
             gathered.around,
@@ -168,20 +166,8 @@ class Decider:
             inspection_error=gathered.error,
         )
 
-    def _may_judge(self, conn: Connection, current: AttemptRow) -> bool:
-        connected = self._connected_for_s()
-        written_at = None
-        if connected < 2 * current.beat_s:
-            if self._others is None:
-                # Once for the pass: what comes later is seen by the next one.
-                self._others = (others_wrote_at(conn, instance_id=self._instance_id),)
-            written_at = self._others[0]
-        return may_judge_lease(
-            connected_s=connected,
-            beat_s=current.beat_s,
-            lease_expires_at=current.lease_expires_at,
-            written_at=written_at,
-        )
+    def _may_judge(self, current: AttemptRow) -> bool:
+        return may_judge_lease(connected_s=self._connected_for_s(), beat_s=current.beat_s)
 
 
 def _identity(row: AttemptRow) -> ProcessIdentity:

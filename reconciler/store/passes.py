@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from reconciler.errors import DatabaseInvalid
 from reconciler.store.dialect import array_literal, fetch_tuples, is_postgresql, upsert
-from reconciler.store.schema import attempts, decisions, instances, passes, submissions
+from reconciler.store.schema import passes, submissions
 from reconciler.store.types import utc_from_text, utc_text
 
 Key = tuple[str, str]
@@ -204,33 +204,6 @@ def count_due(conn: Connection, *, cutoff: datetime, at_most: int) -> int:
         .subquery()
     )
     return int(conn.execute(sa.select(sa.func.count()).select_from(due)).scalar_one())
-
-
-# --- who else writes -------------------------------------------------------------------------------------------------
-
-# How far back the decisions are looked through for somebody else's.
-_RECENT_DECISIONS: Final = 64
-
-
-def others_wrote_at(conn: Connection, *, instance_id: str | None) -> datetime | None:
-    """Return when anybody but this instance last wrote, as far as beats and recent decisions show it; None if never.
-
-    Later writes may exist: it is used as proof that the database took writes, and a missing proof only means waiting.
-    """
-    beats = sa.select(sa.func.max(attempts.c.beat_at)).where(attempts.c.ended_at.is_(None))
-    alive = sa.select(sa.func.max(instances.c.beat_at)).where(instances.c.id != (instance_id or ""))
-    recent = (
-        sa.select(decisions.c.decided_at, passes.c.instance_id)
-        .select_from(decisions.outerjoin(passes, passes.c.id == decisions.c.pass_id))
-        .order_by(decisions.c.decided_at.desc())
-        .limit(_RECENT_DECISIONS)
-    )
-    found = [conn.execute(beats).scalar_one(), conn.execute(alive).scalar_one()]
-    for decided_at, decided_in in conn.execute(recent):
-        if instance_id is None or decided_in != instance_id:
-            found.append(decided_at)
-            break
-    return max((instant for instant in found if instant is not None), default=None)
 
 
 # --- the row of a pass -----------------------------------------------------------------------------------------------

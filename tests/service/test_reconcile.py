@@ -522,13 +522,14 @@ def test_a_lease_that_ended_during_an_outage_is_not_judged_at_once(scene: Scene)
     assert scene.row().reconcile_at > scene.now()
 
 
-def test_a_lease_is_judged_where_others_wrote_since_it_ended(scene: Scene) -> None:
+def test_that_others_wrote_since_a_lease_ended_is_no_proof_after_an_outage(scene: Scene) -> None:
+    # The first owner to beat after an outage must not condemn those whose beat is still to come.
     scene.session("dead", turn("A", said("a1", "tool_use", "t1")))
     scene.session("alive", turn("A"))
     scene.running("dead", lease_s=-60)
     scene.running("alive", lease_s=30)
     run_pass(scene, judge=Judge(connected_for_s=lambda: 1.0))
-    assert ["queued", "running"] == [scene.row(name).status for name in ("dead", "alive")]
+    assert ["running", "running"] == [scene.row(name).status for name in ("dead", "alive")]
 
 
 def test_a_process_that_is_proven_dead_is_fenced_off_before_its_lease_ends(scene: Scene) -> None:

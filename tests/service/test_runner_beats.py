@@ -58,6 +58,35 @@ def test_it_is_lost_at_its_trust_deadline_and_found_again_by_a_beat() -> None:
     assert not lost.is_set()
 
 
+def test_a_holder_that_was_told_to_stop_is_beaten_for_no_longer_until_it_asks_again(bench: Bench) -> None:
+    clock = Hand()
+    runner = bench.runner(process_clock=clock, lease_s=15.0)
+    attempt, unaware = bench.claimed(runner), bench.claimed(runner, "t", "b")
+    runner._beater.keep([attempt._kept, unaware._kept])
+    clock.at += 15.0
+    assert attempt.lost.is_set()
+    lease = {one.attempt_id: bench.attempt_row(one).lease_expires_at for one in (attempt, unaware)}
+    time.sleep(0.01)
+    assert {unaware.attempt_id} == set(runner._beater.beat_once())
+    after = {one.attempt_id: bench.attempt_row(one).lease_expires_at for one in (attempt, unaware)}
+    assert lease[attempt.attempt_id] == after[attempt.attempt_id]
+    assert lease[unaware.attempt_id] < after[unaware.attempt_id]
+    assert attempt.lost.is_set()
+    assert not unaware.lost.is_set()
+    assert Directive.CONTINUE is attempt.heartbeat()
+    assert not attempt.lost.is_set()
+    assert {attempt.attempt_id, unaware.attempt_id} == set(runner._beater.beat_once())
+
+
+def test_a_beat_under_way_does_not_take_back_that_a_holder_was_told_to_stop() -> None:
+    clock = Hand()
+    lost = Lost(clock.at + 10, clock=clock)
+    clock.at += 10
+    assert lost.is_set()
+    lost.trust(clock.at + 10, asked_by_holder=False)
+    assert lost.is_set()
+
+
 def test_a_beat_that_was_sent_earlier_takes_no_trust_back() -> None:
     clock = Hand()
     lost = Lost(clock.at + 10, clock=clock)

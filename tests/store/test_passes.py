@@ -12,8 +12,7 @@ from sqlalchemy.engine import Engine
 from reconciler.store.around import read_around
 from reconciler.store.dialect import is_postgresql
 from reconciler.store.engine import begin, read
-from reconciler.store.passes import Cursor, count_due, lock_rows, others_wrote_at, scan_due
-from reconciler.store.schema import instances
+from reconciler.store.passes import Cursor, count_due, lock_rows, scan_due
 from tests.support.scenes import Scene, chain, said, turn
 
 
@@ -151,28 +150,6 @@ def test_the_surroundings_name_attempts_inputs_and_the_last_begun_end(scene: Sce
         found.input_seq,
         found.leaf_seq,
     )
-
-
-def test_writes_of_this_instance_prove_nothing_about_an_outage(scene: Scene) -> None:
-    now = scene.now()
-
-    def instance(name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "kind": "daemon",
-            "owner": "x",
-            "program_version": "1",
-            "started_at": now,
-            "beat_at": now,
-            "beat_s": 5.0,
-        }
-
-    with begin(scene.engine) as conn:
-        assert others_wrote_at(conn, instance_id="me") is None
-        conn.execute(instances.insert().values(instance("me")))
-        assert others_wrote_at(conn, instance_id="me") is None
-        conn.execute(instances.insert().values(instance("other")))
-        assert now == others_wrote_at(conn, instance_id="me")
 
 
 def plan_of(engine: Engine, statement: str, parameters: Any) -> str:
