@@ -40,10 +40,10 @@ def write_page(results: Results) -> None:
 
 _HEAD = """# Performance
 
-Made by `make bench ARGS="--scale {scale} --page"` (begun {date}); do not edit. Every number that a goal is about is a ratio
-to its floor, measured in the same run, in turn, as the median of at least three repeats. A *floor* is the fewest raw
-statements, written with the driver alone, that do the same durable work (`tests/bench/floors.py`). Absolute rates are
-for orientation.
+Made by `make bench ARGS="--scale {scale} --page"` (begun {date}); do not edit. Every number that a goal is about is a
+ratio to its floor, measured in the same run, in turn, as the median of at least three repeats. A *floor* is the fewest
+raw statements, written with the driver alone, that do the same durable work (`tests/bench/floors.py`). Absolute rates
+are for orientation.
 
 Machine: {system}, {cpus} processors, {memory_gb} GB; Python {python}, PostgreSQL {postgresql}, SQLite {sqlite}; an
 `fsync` of 4 KB takes {fsync_us} µs; load before the run {load_before}. PostgreSQL: `fsync`, `full_page_writes` and
