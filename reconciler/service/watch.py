@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 from reconciler.core.model import DEFAULT_LIMITS, Detail, SubmissionInspection
@@ -182,7 +181,8 @@ class Watcher:
         found: dict[str, object] = {}
         files: list[tuple[float, str, object]] = []
         for source in self._options.sources:
-            if is_url(source) or not Path(source).is_dir():
+            # os.path's answers no where the system refuses the name; Path's raises what nobody catches.
+            if is_url(source) or not os.path.isdir(source):  # noqa: PTH112
                 # What is behind a URL shows no sign of change: it is read in each round.
                 found[source] = object() if is_url(source) else _mark(source)
                 continue
