@@ -34,8 +34,8 @@ ANSWER_BYTES_DEFAULT: Final = 256 * 1024
 ANSWER_BYTES_MIN: Final = 4 * 1024
 # Questions are answered side by side, acts one after the other.
 _QUESTIONS_AT_ONCE: Final = 4
-# A schema is changed with every program stopped and a backup made: that is for people.
-_NEVER: Final = frozenset({"db upgrade"})
+# A schema is changed with every program stopped and a backup made: that is for people. An export is what was said.
+_NEVER: Final = frozenset({"db upgrade", "export"})
 # Parameters that say how much an answer holds; an answer too large is asked for again with less.
 _SIZES: Final = ("limit", "entries", "decisions", "slots")
 _SMALLER_ASKED_MAX: Final = 8
@@ -199,8 +199,9 @@ class Front:
                 f"cannot {entry.name} with {entry.acts_with}: this server only answers questions",
                 hint="ask the person who runs it; with --allow-acts it offers the acts too",
             )
-        files = arguments.get("files")
-        if files == "-" or (isinstance(files, list) and "-" in files):
+        # Files and other sources: the lists of texts. A submission may well be named so.
+        lists = [arguments.get(parameter.name) for parameter in entry.parameters if parameter.many]
+        if any(given == "-" or (isinstance(given, list) and "-" in given) for given in lists):
             raise InvalidInput("cannot read standard input: it carries the protocol", hint="name files or folders")
 
     def _fitting(self, entry: Entry, arguments: Mapping[str, Any]) -> dict[str, Any]:
