@@ -448,10 +448,15 @@ class _Work:
         self._deadline_s = deadline_s
         self._end = end
         self._earlier_error: BaseException | None = None
+        self._is_known = False
         self.admitted: Submission
 
     async def admit(self) -> Submission:
-        """Submit, or look what became of it: the same id and content gives the first answer."""
+        """Submit, or look what became of it: the same id and content gives the first answer.
+
+        Raises:
+            NotFound: it was admitted before, and is not there any more.
+        """
         session = self._session
         kind = "prompt" if self._asked.op == OP_RUN else "signal"
         self.admitted = await session._call(
@@ -463,6 +468,14 @@ class _Work:
                 kind=kind,
             )
         )
+        if self._is_known and self.admitted.created:
+            # Looking has admitted it anew: nobody asked for that.
+            await session._call(lambda: session._runner.request_abort(session.session_id, self.submission_id))
+            raise NotFound(
+                f'submission "{session.session_id}/{self.submission_id}" is gone: its session was deleted',
+                hint="call again to run it anew, in a session without its history",
+            )
+        self._is_known = True
         return self.admitted
 
     async def attempts(self) -> AsyncIterator[Attempt]:
