@@ -317,6 +317,28 @@ def parents_first(ids: Sequence[str], parents: Sequence[str | None]) -> tuple[li
     return order, [index for index in range(len(ids)) if index not in done]
 
 
+def linked(entry: SessionEntry, entry_id: str, parent_id: str | None, submission_id: str | None) -> SessionEntry:
+    """Return an entry in its place. What `replace` does in twice the time, and every entry passes here."""
+    return SessionEntry(
+        entry_id,
+        parent_id,
+        entry.kind,
+        entry.role,
+        submission_id,
+        entry.attempt_id,
+        entry.stop_reason,
+        entry.tool_call_ids,
+        entry.tool_call_id,
+        entry.content,
+        entry.is_synthetic,
+        entry.is_sidechain,
+        entry.ends_turn,
+        entry.error_retryable,
+        entry.stopped_by,
+        entry.starts_logged,
+    )
+
+
 def as_text(value: object) -> str | None:
     """Return *value* where it is text: nothing in a file is trusted to have the type it should have."""
     return value if isinstance(value, str) else None

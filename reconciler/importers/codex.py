@@ -24,6 +24,7 @@ from reconciler.importers.base import (
     Source,
     as_text,
     instant,
+    linked,
 )
 from reconciler.importers.codex_lines import (
     CLIENT_CALLS,
@@ -189,7 +190,7 @@ class _File:
             entry_id = f"line:{line}"
         self._ids.add(entry_id)
         self._reading.keep(line, value)
-        made = replace(entry, id=entry_id, parent_id=self._leaf, submission_id=self._turn)
+        made = linked(entry, entry_id, self._leaf, self._turn)
         write_ahead = True if self._version is not None and self._version >= _WRITE_AHEAD_SINCE else None
         self._nodes.append(_Node(line, made, instant(value.get("timestamp")), write_ahead))
         self._leaf = entry_id

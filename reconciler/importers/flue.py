@@ -24,6 +24,7 @@ from reconciler.importers.base import (
     PayloadSink,
     as_text,
     instant,
+    linked,
     payload_text,
 )
 from reconciler.importers.foreign_database import RowReading, Rows, SessionKey, as_str, mismatch
@@ -264,7 +265,7 @@ class _Stream:
                 entry.id, "duplicate_id", f'the entry "{entry.id}" stands here twice; the first counts'
             )
             return
-        made = replace(entry, parent_id=conversation.leaf, submission_id=submission)
+        made = linked(entry, entry.id, conversation.leaf, submission)
         conversation.nodes[entry.id] = _Node(made, lines, at)
         conversation.leaf = entry.id
 

@@ -22,6 +22,7 @@ from reconciler.importers.base import (
     ImportResult,
     PayloadSink,
     as_text,
+    linked,
 )
 from reconciler.importers.foreign_database import RowReading, Rows, SessionKey, as_str, ident
 
@@ -208,8 +209,8 @@ class _Table:
             elif entry.kind == m.KIND_MESSAGE and entry.role in (m.ROLE_ASSISTANT, m.ROLE_TOOL_RESULT):
                 fresh = False
             turns[entry_id] = (turn, fresh)
-            linked = replace(entry, parent_id=parent, submission_id=turn)
-            entries.append(ImportedEntry(linked, (node.line,), False, node.written_at))
+            made = linked(entry, entry_id, parent, turn)
+            entries.append(ImportedEntry(made, (node.line,), False, node.written_at))
         pending = turns.get(leaf, (None, False))[0] if leaf is not None else None
         return ImportedSession(
             session_id,

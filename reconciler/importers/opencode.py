@@ -27,6 +27,7 @@ from reconciler.importers.base import (
     Source,
     as_text,
     instant,
+    linked,
     payload_text,
 )
 from reconciler.importers.codex_lines import version_of
@@ -447,7 +448,7 @@ class _Build:
             entry = replace(entry, id=f"{entry.id}:{len(self.nodes)}")
         self._ids.add(entry.id)
         above = self.nodes[-1].entry.id if self.nodes else None
-        made = replace(entry, parent_id=above, submission_id=entry.submission_id or self._turn)
+        made = linked(entry, entry.id, above, entry.submission_id or self._turn)
         known = self._write_ahead if write_ahead else None
         self.nodes.append(_Node(made, lines, at, message_id, part_id, known))
 

@@ -27,6 +27,7 @@ from reconciler.importers.base import (
     Source,
     as_text,
     instant,
+    linked,
     parents_first,
     payload_text,
 )
@@ -308,7 +309,7 @@ class _File:
                     turn = f"before:{above}"
                     self._submissions.setdefault(turn, ImportedSubmission(turn, None, "cut"))
             turns[entry.id], fresh[entry.id] = turn, is_fresh
-            node.entry = replace(entry, submission_id=turn)
+            node.entry = linked(entry, entry.id, entry.parent_id, turn)
         return turns
 
     def _was_running(self, turn: str, seq: int) -> bool:

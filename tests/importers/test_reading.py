@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields, replace
 from io import BytesIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconciler.core.model import SessionEntry
 from reconciler.importers import reading
-from reconciler.importers.base import parents_first, payload_text
+from reconciler.importers.base import linked, parents_first, payload_text
 from reconciler.importers.reading import LineReader, decode_line, id_fault, replacement_id, too_deep
 
 
@@ -168,3 +170,11 @@ def test_parents_come_before_children_save_in_cycles(links: list[tuple[int, int 
 
 def test_the_order_of_the_file_stays_where_links_allow_it() -> None:
     assert ([1, 0, 2], []) == parents_first(["b", "a", "c"], ["a", None, "a"])
+
+
+def test_an_entry_in_its_place_keeps_everything_else() -> None:
+    given: dict[str, object] = {
+        field.name: f"{field.name}!" for field in fields(SessionEntry) if field.name not in ("id", "parent_id")
+    }
+    entry = SessionEntry(id="a", parent_id="b", **given)  # type: ignore[arg-type]
+    assert replace(entry, id="x", parent_id="y", submission_id="z") == linked(entry, "x", "y", "z")
