@@ -58,6 +58,8 @@ def test_the_import_contracts_hold_and_each_of_them_catches_a_breach(tmp_path: P
         "store/breach.py": "import logging\n",
         "importers/breach.py": "import sqlalchemy\n",
         "entrypoints/breach.py": "from reconciler.store import engine\n",
+        "integrations/breach.py": "from reconciler.store import engine\n",
+        "service/breach.py": "import agents\n",
         # A module that no layer names.
         "helpers.py": "import reconciler.errors\n",
     }

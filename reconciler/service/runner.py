@@ -21,7 +21,6 @@ from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import NoResultFound
 
 from reconciler import __version__
 from reconciler.core.classifier import active_path
@@ -29,7 +28,7 @@ from reconciler.core.limits import validate_limits
 from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, SyntheticResult
 from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionStatus
 from reconciler.core.validpath import valid_path
-from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, NotFound, ReconcilerError, RunnerClosed
+from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, ReconcilerError, RunnerClosed
 from reconciler.service import turns
 from reconciler.service.attempt import Attempt, PathItem, TurnPath
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
@@ -321,10 +320,7 @@ class Runner:
             LimitExceeded: the session has more entries than ``path_entries_max``.
         """
         require_id(session_id, "a session's id")
-        try:
-            return self._path_of(session_id, None, valid=valid, known={})
-        except NoResultFound:
-            raise NotFound(f'there is no session "{session_id}"') from None
+        return self._path_of(session_id, None, valid=valid, known={})
 
     # --- inside: used by Attempt -------------------------------------------------------------------------------------
 
