@@ -96,6 +96,8 @@ def desk(engine: Engine) -> Desk:
 
     do("import", files=[str(SESSIONS)], own=True, force=True)
     do("submit", session="native", submission="never-begun", payload={"text": WORD})
+    do("submit", session="right\u202eto left", submission="line\u2028end", payload=1)
+    do("abort", submission="line\u2028end", reason="\x1b[2J\x07 wiped \x9b31m")
     do("refine open", subject="skill", baseline=0.5)
     do("refine gate", subject="skill", edit_id="edit-1", score=0.25, step_key="k1")
     do("refine gate", subject="skill", edit_id="edit-1", score=0.25, step_key="k2")
@@ -189,6 +191,9 @@ def test_every_question_is_answered_without_what_was_said(url: str, engine: Engi
             assert not result.is_error, payload
             assert set(entry.payload["required"]) <= set(payload)
             assert WORD not in text.text, name
+            # What was stored cannot command a terminal or turn a line around.
+            assert text.text.isascii(), name
+            assert text.text.isprintable(), name
 
     talk(url, tmp_path, work)
 
