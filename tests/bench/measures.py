@@ -26,7 +26,7 @@ from reconciler.store.passes import scan_due
 from reconciler.store.settlements import apply_decisions
 from tests.bench import data, floors
 from tests.bench.databases import Database
-from tests.bench.measuring import ROOT, Bench, Result, child, judging, median, timed
+from tests.bench.measuring import ROOT, Bench, Result, child, judging, median, server_cpu_s, timed
 
 BATCH = DEFAULT_LIMITS.scan_batch_max
 
@@ -140,17 +140,19 @@ def whole_pass(bench: Bench) -> Result:
     for kind in bench.kinds:
         with bench.database(kind) as database:
             data.add_history(database, bench.scale.histories[2])
-            ours, raw, cpu, raw_cpu = [], [], [], []
+            ours, raw, cpu, raw_cpu, server, raw_server = [], [], [], [], [], []
             for number in range(bench.scale.repeats):
                 data.add_due(database, count, prefix=f"ours{number}")
                 database.settle_down()
-                seconds, used = _pass(database, count)
+                seconds, used, served = _pass(database, count)
                 ours.append(count / seconds)
+                server.append(served / count * 1e6)
                 cpu.append(used / count * 1e6)
                 data.add_due(database, count, prefix=f"floor{number}")
                 database.settle_down()
-                seconds, used = _floor_pass(database, count)
+                seconds, used, served = _floor_pass(database, count)
                 raw.append(count / seconds)
+                raw_server.append(served / count * 1e6)
                 raw_cpu.append(used / count * 1e6)
             rates: dict[str, float] = {}
             for ends in (data.UNRESOLVED, data.ABORTED):
@@ -164,13 +166,17 @@ def whole_pass(bench: Bench) -> Result:
                 "repeats": [round(one / floor, 3) for one, floor in zip(ours, raw, strict=True)],
                 "client_cpu_us": median(cpu),
                 "floor_client_cpu_us": median(raw_cpu),
+                "server_cpu_us": median(server),
+                "floor_server_cpu_us": median(raw_server),
+                "cpu_ratio": (median(raw_cpu) + median(raw_server)) / (median(cpu) + median(server)),
                 "requeue_per_s": rates[data.UNRESOLVED],
                 "requeue_with_plan_texts_per_s": rates[data.ABORTED],
             }
     return result
 
 
-def _pass(database: Database, count: int) -> tuple[float, float]:
+def _pass(database: Database, count: int) -> tuple[float, float, float]:
+    """Run a pass; return its seconds by the clock, on this processor, and on the server's."""
     engine = database.engine()
     with read(engine) as conn:
         db_now(conn)
@@ -180,21 +186,24 @@ def _pass(database: Database, count: int) -> tuple[float, float]:
         report = reconcile_once(engine, judge=judging())
         done.append(sum(report.settled.values()) + report.requeued)
 
-    found = timed(work)
+    before = server_cpu_s(database)
+    wall, cpu = timed(work)
+    found = wall, cpu, server_cpu_s(database) - before
     engine.dispose()
     if done != [count]:
         raise RuntimeError(f"a pass decided {done[0]} of {count}")
     return found
 
 
-def _floor_pass(database: Database, count: int) -> tuple[float, float]:
+def _floor_pass(database: Database, count: int) -> tuple[float, float, float]:
     conn = database.driver()
     done: list[int] = []
     if database.kind == "postgresql":
         floors.pg_prepare(conn)
-        found = timed(lambda: done.append(floors.pg_pass(conn)))
-    else:
-        found = timed(lambda: done.append(floors.sqlite_pass(conn)))
+    run = floors.pg_pass if database.kind == "postgresql" else floors.sqlite_pass
+    before = server_cpu_s(database)
+    wall, cpu = timed(lambda: done.append(run(conn)))
+    found = wall, cpu, server_cpu_s(database) - before
     conn.close()
     if done != [count]:
         raise RuntimeError(f"the floor decided {done[0]} of {count}")

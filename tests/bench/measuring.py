@@ -90,6 +90,23 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def server_cpu_s(database: Database) -> float:
+    """Return the processor time that the server's processes of this database have used so far; 0 on SQLite.
+
+    Of connections that are open: ask before they are closed. Read from the system, so for a server on this machine.
+    """
+    if database.kind == "sqlite":
+        return 0.0
+    conn = database.driver()
+    pids = conn.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND backend_type = 'client backend'"
+    ).fetchall()
+    conn.close()
+    # Nanoseconds on a processor, of each.
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for (pid,) in pids) / 1e9
+
+
 def median(values: Sequence[float]) -> float:
     """Return the median."""
     return float(statistics.median(values))
