@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent
+from agents import Agent, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message
 
 from reconciler.errors import ReconcilerError
@@ -28,6 +28,7 @@ def block(mark: str) -> str:
 
 
 def test_the_three_lines_are_three_and_run(database_url: str) -> None:
+    set_tracing_disabled(True)
     lines = block("three lines: run by the tests")
     assert 3 == len([line for line in lines.splitlines() if line.strip()])
     body = "\n    ".join(lines.splitlines())
