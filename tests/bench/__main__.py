@@ -19,7 +19,7 @@ from pathlib import Path
 from reconciler.entrypoints.cli import prepare_process
 from tests.bench.databases import databases
 from tests.bench.measures import MEASURES
-from tests.bench.measuring import ROOT, SCALES, Bench, machine
+from tests.bench.measuring import ROOT, SCALES, Bench, machine, moment
 from tests.bench.report import write_page
 
 RESULTS = ROOT / ".bench" / "results.json"
@@ -58,6 +58,7 @@ def main() -> None:
             began = time.perf_counter()
             found = MEASURES[name](bench)
             results["measures"][name] = found
+            results.setdefault("when", {})[name] = f"{given.scale}, {moment()}"
             RESULTS.write_text(json.dumps(results, indent=2))
             print(f"{name} ({time.perf_counter() - began:.0f} s): {json.dumps(found)}", flush=True)
     if given.page:

@@ -138,6 +138,11 @@ def peak_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
+def moment() -> str:
+    """Return when it is, and how busy the machine is."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f}"
+
+
 def machine(databases: Databases | None) -> Result:
     """Return what a reader needs to know of the machine; no names of hosts or places."""
     facts: Result = {

@@ -35,6 +35,8 @@ def write_page(results: Results) -> None:
         parts.append(_memory(found["memory"]))
     if "import" in found:
         parts.append(_import(found["import"]))
+    lines = [f"- {name}: {when}" for name, when in results.get("when", {}).items()]
+    parts.append("\n".join(["", "## When each was measured", "", "Scale, time, and load at its end.", "", *lines]))
     PAGE.write_text("\n".join(part.rstrip("\n") + "\n" for part in parts))
 
 
