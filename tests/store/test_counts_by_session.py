@@ -74,7 +74,7 @@ def _loose(statement: str) -> list[str]:
 
 
 # The innermost parentheses.
-_INNER = re.compile(r"\(([^()]+)\)")
+_INNER = re.compile(r"\(([^()]*)\)")
 
 
 def _loose_here(statement: str) -> list[str]:
