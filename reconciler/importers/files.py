@@ -76,9 +76,9 @@ def session_files(
     for path in paths:
         # os.path's answers no where the system refuses the name; Path's raises what nobody catches.
         if path == STDIN or is_url(path) or not os.path.isdir(path):  # noqa: PTH112
-            found.setdefault(path if path == STDIN or is_url(path) else str(Path(path).resolve()), path)
+            found.setdefault(path if path == STDIN or is_url(path) else os.path.realpath(path), path)
             continue
-        top = str(Path(path).resolve())
+        top = os.path.realpath(path)
         for name in _below(path, newer_than):
             place = os.path.realpath(name)
             if os.path.commonpath((top, place)) != top:

@@ -8,12 +8,12 @@ nothing new writes nothing. A crash at any point is mended by importing again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final
 
 from sqlalchemy.engine import Engine
 
-from reconciler.errors import ReconcilerError, SourceNotQuiet, SourceOwned, StoreFault
+from reconciler.errors import ReconcilerError, SourceConflict, SourceNotQuiet, SourceOwned, StoreFault
 from reconciler.importers.base import NullSink, PayloadSink
 from reconciler.importers.detect import AUTO, Detection, check_format, detect
 from reconciler.importers.files import STDIN, SessionFile, opened, session_files
@@ -27,7 +27,7 @@ from reconciler.service.inspect_files import (
     read_file,
     unreadable_payload,
 )
-from reconciler.service.session_import import Imported, IngestOptions, Place, SessionImport
+from reconciler.service.session_import import Imported, IngestOptions, Owning, Place, SessionImport, own_session
 from reconciler.service.spool import Spool
 from reconciler.store import ingest_reads as stored
 from reconciler.store.engine import read
@@ -64,14 +64,17 @@ def import_paths(
     total = Imported()
     files: list[dict[str, Any]] = []
     failed = len(refused)
+    # A session may stand in several files, the whole one last: it is made native once all of them are in.
+    owning: list[Owning] = []
+    contradicted: set[str] = set()
     for name in names:
         try:
             if is_database(name, options.format):
-                listed, failures = _import_database(engine, name, options, progress, total)
+                listed, failures = _import_database(engine, name, options, progress, total, owning)
                 failed += failures
             else:
                 with opened(name, stdin) as file:
-                    listed = _import_file(engine, file, options, progress, total)
+                    listed = _import_file(engine, file, options, progress, total, owning)
         except ReconcilerError as error:
             if is_bystander(name, named, error):
                 continue
@@ -79,14 +82,49 @@ def import_paths(
                 raise
             failed += 1
             files.append(unreadable_payload(name, error))
+            if isinstance(error, SourceConflict) and isinstance(error.detail, Mapping):
+                contradicted.add(error.detail["session_id"])
             continue
         files.extend(listed)
+    for name, reason in _own(engine, owning, contradicted, total, dry_run=options.dry_run):
+        if len(names) == 1 and not refused and len(owning) == 1:
+            raise reason
+        failed += 1
+        files.append(unreadable_payload(name, reason))
     files.extend(unreadable_payload(name, leads_out(name)) for name in refused)
     return {"files": files, "imported": total.payload(), "failed": failed, "dry_run": options.dry_run}
 
 
+def _own(
+    engine: Engine, owning: Sequence[Owning], contradicted: set[str], total: Imported, *, dry_run: bool
+) -> Iterator[tuple[str, ReconcilerError]]:
+    """Make the sessions native; yield the file's name and the reason where one can't be."""
+    by_session: dict[str, list[Owning]] = {}
+    for one in owning:
+        by_session.setdefault(one.session_id, []).append(one)
+    for session_id, files in by_session.items():
+        try:
+            if session_id in contradicted:
+                raise SourceConflict(
+                    f'cannot own "{files[0].name}": another file of this call holds session "{session_id}" with other'
+                    " content",
+                    hint="own the file that is the session's record alone",
+                )
+            own_session(engine, files, dry_run=dry_run)
+            total.owned.append(session_id)
+        except StoreFault:
+            raise
+        except ReconcilerError as error:
+            yield files[0].name, error
+
+
 def _import_database(
-    engine: Engine, name: str, options: IngestOptions, progress: ProgressCallback | None, total: Imported
+    engine: Engine,
+    name: str,
+    options: IngestOptions,
+    progress: ProgressCallback | None,
+    total: Imported,
+    owning: list[Owning],
 ) -> tuple[list[dict[str, Any]], int]:
     """Import the sessions of a database of another program, each by itself; return payloads and how many failed."""
     listed: list[dict[str, Any]] = []
@@ -95,7 +133,7 @@ def _import_database(
         sessions = database.sessions()
         for session in sessions:
             try:
-                listed += import_session(engine, session, options, progress, total)
+                listed += _import_session(engine, session, options, progress, total, owning)
             except ReconcilerError as error:
                 if len(sessions) == 1 or isinstance(error, StoreFault):
                     raise
@@ -106,12 +144,13 @@ def _import_database(
     return listed, failed
 
 
-def import_session(
+def _import_session(
     engine: Engine,
     session: ForeignSession,
     options: IngestOptions,
     progress: ProgressCallback | None,
     total: Imported,
+    owning: list[Owning],
 ) -> list[dict[str, Any]]:
     """Import one session of a database: rows may have been rewritten in place, so it is read whole and compared.
 
@@ -135,7 +174,7 @@ def import_session(
             work = SessionImport(engine, session, session.locator, source, result, found, spool, options, progress)
             imported = Imported(unchanged="same") if unchanged else work.run()
             if options.own:
-                work.own(imported)
+                owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)
     name = session.database.name
@@ -162,7 +201,12 @@ def _with_counts(payloads: Iterable[dict[str, Any]], done: list[Imported]) -> It
 
 
 def _import_file(
-    engine: Engine, file: SessionFile, options: IngestOptions, progress: ProgressCallback | None, total: Imported
+    engine: Engine,
+    file: SessionFile,
+    options: IngestOptions,
+    progress: ProgressCallback | None,
+    total: Imported,
+    owning: list[Owning],
 ) -> list[dict[str, Any]]:
     detection = detect(file.stream, file.name) if options.format == AUTO else Detection(options.format, "as named")
     locator = file.locator
@@ -189,7 +233,7 @@ def _import_file(
             work = SessionImport(engine, file, locator, source, result, session, spool, options, progress)
             imported = Imported(unchanged="same") if sink is not spool else work.run()
             if options.own:
-                work.own(imported)
+                owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)
     payloads = file_payloads(file.name, result, detection, all_prompts=options.all_prompts, progress=progress)

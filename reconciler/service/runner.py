@@ -164,7 +164,7 @@ class Runner:
         for attempt in list(self._attempts.values()) if release else []:
             try:
                 self._fenced(attempt, lambda conn, _, a=attempt: _give_back(conn, a), patience_s=2.0)  # type: ignore[misc]
-            except ReconcilerError:
+            except Exception:  # noqa: BLE001, S112 - one row that can't be read must not keep the others; its lease ends
                 continue
         self._closed.set()
         self._beater.stop()

@@ -109,6 +109,42 @@ class Imported:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """A session of a file that is to become native."""
+
+    session_id: str
+    source_id: str
+    name: str
+    imported: Imported
+
+
+def own_session(engine: Engine, files: Sequence[Owning], *, dry_run: bool) -> None:
+    """Make the session native that these files hold, all of them imported: the longest of them has been merged in.
+
+    Raises:
+        SourceConflict: the database knows more of the session than any of the files.
+    """
+    session_id = files[0].session_id
+    current = [one for one in files if one.imported.unchanged != "older_copy"]
+    if not current:
+        raise SourceConflict(
+            f'cannot own "{files[0].name}": the database knows more of session "{session_id}" than the file',
+            hint="own the file that the newer import came from",
+        )
+    if not dry_run:
+
+        def work(conn: Connection) -> None:
+            row = stored.session_row(conn, session_id)
+            if row is None:
+                raise StoreConflict(f'could not own session "{session_id}": it was removed in between')
+            sources = {one.source_id for one in files} | ({row.source_id} if row.source_id else set())
+            store.own_session(conn, session_id, sources, row.version)
+
+        run_transaction(engine, work)
+    current[-1].imported.owned.append(session_id)
+
+
 @dataclass(slots=True)
 class _Difference:
     """What the file says and the store doesn't, by position in the session's entries."""
@@ -174,26 +210,9 @@ class SessionImport:
                     raise
         raise AssertionError("unreachable: the last try raises or returns")
 
-    def own(self, imported: Imported) -> None:
-        """Make the session native."""
-        session_id = self._session.session_id
-        if imported.unchanged == "older_copy":
-            raise SourceConflict(
-                f'cannot own "{self._file.name}": the database knows more of session "{session_id}" than the file',
-                hint="own the file that the newer import came from",
-            )
-        if self._options.dry_run:
-            imported.owned.append(session_id)
-            return
-
-        def work(conn: Connection) -> None:
-            row = stored.session_row(conn, session_id)
-            if row is None:
-                raise StoreConflict(f'could not own session "{session_id}": it was removed in between')
-            store.own_session(conn, session_id, {self._source_id, row.source_id or self._source_id}, row.version)
-
-        run_transaction(self._engine, work)
-        imported.owned.append(session_id)
+    def claims(self, imported: Imported) -> Owning:
+        """Return what owning this session takes, once every file of the call is imported."""
+        return Owning(self._session.session_id, self._source_id, self._file.name, imported)
 
     # --- comparing -------------------------------------------------------------------------------------------------
 
@@ -211,6 +230,7 @@ class SessionImport:
                     f'cannot import "{self._file.name}": another file holds session "{session.session_id}" with other'
                     f" content ({len(found.added)} entries only here, {len(found.gone)} only there,"
                     f" {found.rewritten} that differ)",
+                    detail={"session_id": session.session_id},
                     hint="import the file that is the session's record, the other one into another database",
                 )
             if found.gone:

@@ -474,6 +474,28 @@ def test_owning_makes_the_session_native_and_its_rows_due(engine: Engine, pi: Pa
     sound(engine)
 
 
+def test_a_session_in_two_files_of_one_call_is_owned_as_the_longer_one_has_it(engine: Engine, tmp_path: Path) -> None:
+    # Found by a folder with a backup in it: the shorter file came first by name, and answered work was queued again.
+    whole = Pi().user("u1").assistant("a1").lines
+    write(tmp_path / "a-backup.jsonl", whole[:-1])
+    write(tmp_path / "session.jsonl", whole)
+    for dry_run in (True, False):
+        payload = run(engine, tmp_path, own=True, force=True, dry_run=dry_run)
+        assert (0, [PI_SESSION]) == (payload["failed"], payload["imported"]["owned"])
+    assert {True} == {row.owned_at is not None for row in rows(engine, schema.sources)}
+    reconcile_once(engine)
+    (row,) = rows(engine, schema.submissions)
+    assert "completed" == row.outcome
+
+
+def test_a_session_that_two_files_of_one_call_contradict_is_not_owned(engine: Engine, tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", Pi().user("u1").assistant("a1").lines)
+    write(tmp_path / "b.jsonl", Pi().user("u1").assistant("a2").lines)
+    payload = run(engine, tmp_path, own=True, force=True)
+    assert (2, []) == (payload["failed"], payload["imported"]["owned"])
+    assert ["mirrored"] == [row.origin for row in rows(engine, schema.sessions)]
+
+
 def test_an_owned_source_is_never_imported_again(engine: Engine, tmp_path: Path, pi: Path) -> None:
     run(engine, pi, own=True, force=True)
     before = dump(engine, times=True)
