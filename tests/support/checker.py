@@ -123,6 +123,9 @@ def check(
             " ON p.session_id = e.session_id AND p.entry_id = e.id"
             " WHERE p.entry_id IS NULL AND e.kind IN ('message', 'submission_settled')"
         )
+        payload_keys = query("SELECT session_id, entry_id FROM entry_payloads")
+        passes = query("SELECT * FROM passes")
+        slots = query("SELECT * FROM schedule_slots WHERE session_id IS NOT NULL")
         refine = {name: query(f"SELECT * FROM {name}") for name in ("refine_epochs", "refine_steps", "rejected_edits")}
 
     by_session: dict[str, list[Row]] = defaultdict(list)
@@ -151,6 +154,11 @@ def check(
     found += _check_decisions(submissions, decisions_of)
     found += _check_memory(submissions, remembered)
     found += _check_work(sessions, submissions, by_session)
+    found += _check_torn_rows(sessions, submissions, attempts_of, decisions_of)
+    found += _check_torn_entries(sessions, submissions, attempts, remembered, by_session, payload_keys)
+    found += _check_torn_settlements(submissions, settlements, payload_of, by_session, sessions)
+    found += _check_passes(passes, decisions)
+    found += _check_slots(slots, submissions, remembered)
     found += _check_refine(refine)
     return found
 
@@ -389,6 +397,151 @@ def _check_work(
             )
 
 
+# --- torn writes: what one transaction writes together stands together ------------------------------------------------
+
+
+def _check_torn_rows(
+    sessions: dict[str, Row],
+    submissions: list[Row],
+    attempts_of: dict[tuple[str, str], list[Row]],
+    decisions_of: dict[tuple[str, str], list[Row]],
+) -> Iterator[Violation]:
+    for row in submissions:
+        key = (row["session_id"], row["id"])
+        name = "/".join(key)
+        session = sessions.get(row["session_id"])
+        if session is None:
+            yield Violation("lost", name, "a submission of a session that has no row")
+            continue
+        if session["last_ticket"] < row["ticket"]:
+            yield Violation("I19", name, f"ticket {row['ticket']} is ahead of the session's {session['last_ticket']}")
+        if row["decision_revision"] is not None and row["decision_revision"] > row["revision"]:
+            yield Violation("I3", name, "its decision is of a revision that the row has not")
+        mine = attempts_of.get(key, [])
+        if row["claims"] != len(mine):
+            yield Violation("claim", name, f"{row['claims']} claims, {len(mine)} attempts")
+        begun = sum(attempt["begun_at"] is not None for attempt in mine)
+        if row["attempts_begun"] != begun:
+            yield Violation("begin", name, f"the row counts {row['attempts_begun']} begun attempts, {begun} are")
+        if row["attempts_spent"] != row["claims"] - row["releases"] - row["parks"]:
+            yield Violation(
+                "I8",
+                name,
+                f"{row['attempts_spent']} spent of {row['claims']} claims, {row['releases']} given back,"
+                f" {row['parks']} parked",
+            )
+        spent = sum(bool(attempt["spent_redispatch"]) for attempt in mine)
+        if row["redispatches"] != spent:
+            yield Violation("I8", name, f"{row['redispatches']} redispatches, its attempts spent {spent}")
+        sub_turns = sum(bool(attempt["spent_sub_turn"]) for attempt in mine)
+        if row["sub_turns_spent"] != sub_turns:
+            yield Violation("I8", name, f"{row['sub_turns_spent']} sub-turns, its attempts spent {sub_turns}")
+        facts = sum(attempt["sub_turn_added"] or 0 for attempt in mine)
+        if row["sub_turn_facts"] != facts:
+            yield Violation("report", name, f"{row['sub_turn_facts']} facts, its attempts reported {facts}")
+        ended = {attempt["attempt_id"] for attempt in mine if attempt["ended_at"] is not None}
+        if row["last_attempt_id"] is not None and row["last_attempt_id"] not in ended:
+            yield Violation("I5", name, "its last attempt is none that has ended")
+        logged = {decision["attempt_id"] for decision in decisions_of.get(key, []) if decision["attempt_end"]}
+        for attempt in mine:
+            # A runner that settles, a pass and an operator say so in the log; begin's own giving back does too.
+            if attempt["ended_at"] is not None and attempt["attempt_id"] not in logged and row["status"] != "settled":
+                yield Violation("I11", name, f"attempt {attempt['number']} ended, and the log does not say so")
+
+
+def _check_torn_entries(
+    sessions: dict[str, Row],
+    submissions: list[Row],
+    attempts: list[Row],
+    remembered: list[Row],
+    by_session: dict[str, list[Row]],
+    payload_keys: list[Row],
+) -> Iterator[Violation]:
+    known = {(row["session_id"], row["attempt_id"]): row for row in attempts}
+    pruned = {(row["session_id"], row["submission_id"]) for row in remembered}
+    for session_id, rows in by_session.items():
+        if sessions.get(session_id, {}).get("origin") != "native":
+            continue
+        ids = {row["id"] for row in rows}
+        if len(ids) != len(rows):
+            yield Violation("append", session_id, "an entry's id occurs twice")
+        for row in rows:
+            if row["attempt_id"] is None or (session_id, row["submission_id"]) in pruned:
+                continue
+            attempt = known.get((session_id, row["attempt_id"]))
+            if attempt is None:
+                yield Violation("I6", f"{session_id}/{row['id']}", "written by an attempt that is not there")
+            elif attempt["begun_at"] is None:
+                yield Violation("I6", f"{session_id}/{row['id']}", "written by an attempt that has not begun")
+    inputs = {(row["session_id"], f"submission-input:{row['id']}") for row in submissions}
+    entries = {(session_id, row["id"]) for session_id, rows in by_session.items() for row in rows}
+    for row in payload_keys:
+        if sessions.get(row["session_id"], {}).get("importing"):
+            continue
+        key = (row["session_id"], row["entry_id"])
+        if key not in entries and key not in inputs:
+            yield Violation("append", "/".join(key), "a payload without its entry")
+
+
+def _check_torn_settlements(
+    submissions: list[Row],
+    settlements: dict[tuple[str, str], Row],
+    payload_of: dict[tuple[str, str], str],
+    by_session: dict[str, list[Row]],
+    sessions: dict[str, Row],
+) -> Iterator[Violation]:
+    names = {"outcome": "outcome", "reason": "outcome_reason", "answer_entry_id": "answer_entry_id", "error": "error"}
+    ids = {session_id: {row["id"] for row in rows} for session_id, rows in by_session.items()}
+    for row in submissions:
+        entry = settlements.get((row["session_id"], row["id"]))
+        if row["status"] != "settled" or entry is None:
+            continue
+        name = f"{row['session_id']}/{row['id']}"
+        payload = json.loads(payload_of.get((row["session_id"], entry["id"]), "null"))
+        # Of another program's it is known only what it says.
+        if isinstance(payload, dict) and "recovered" in payload and entry["id"] == f"submission-settled:{row['id']}":
+            for said, column in names.items():
+                if said in payload and payload[said] != row[column]:
+                    yield Violation("I1", name, f"{column} is {row[column]!r}, its entry says {payload[said]!r}")
+        answer = row["answer_entry_id"]
+        # What a source rewrote may be gone from a mirrored session.
+        is_native = sessions[row["session_id"]]["origin"] == "native"
+        if is_native and answer is not None and answer not in ids.get(row["session_id"], set()):
+            yield Violation("I1", name, f"its answer {answer!r} is no entry of the session")
+
+
+def _check_passes(passes: list[Row], decisions: list[Row]) -> Iterator[Violation]:
+    counted: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row in decisions:
+        if row["pass_id"] is None:
+            continue
+        mine = counted[row["pass_id"]]
+        if row["action"] == "settle":
+            mine[f"settled_{row['outcome']}"] += 1
+        elif row["action"] == "adopt":
+            mine["adopted"] += 1
+        elif row["action"] == "requeue":
+            mine["requeued"] += 1
+    known = {row["id"]: row for row in passes}
+    for pass_id, mine in counted.items():
+        of = known.get(pass_id)
+        if of is None:
+            yield Violation("I11", pass_id, "decisions of a pass that has no row")
+            continue
+        for name, number in mine.items():
+            # Decisions may be pruned; a pass never counts fewer than it took.
+            if of[name] < number:
+                yield Violation("I11", pass_id, f"the pass counts {of[name]} {name}, its decisions {number}")
+
+
+def _check_slots(slots: list[Row], submissions: list[Row], remembered: list[Row]) -> Iterator[Violation]:
+    there = {(row["session_id"], row["id"]) for row in submissions}
+    there |= {(row["session_id"], row["submission_id"]) for row in remembered}
+    for row in slots:
+        if row["status"] == "done" and (row["session_id"], row["submission_id"]) not in there:
+            yield Violation("slot", f"{row['job']}@{row['slot_at']}", "it admitted a submission that is not there")
+
+
 def _check_refine(refine: dict[str, list[Row]]) -> Iterator[Violation]:
     steps: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in refine["refine_steps"]:
@@ -406,8 +559,24 @@ def _check_refine(refine: dict[str, list[Row]]) -> Iterator[Violation]:
             if (row["candidate_score"] > best) != (row["verdict"] == "accepted"):
                 yield Violation("I14", name, f"step {row['number']} was {row['verdict']} against a best of {best}")
             best = max(best, row["candidate_score"])
+        if [row["number"] for row in mine] != list(range(1, len(mine) + 1)) or epoch["steps"] != len(mine):
+            yield Violation(
+                "I14", name, f"steps {[row['number'] for row in mine][:20]}, the epoch counts {epoch['steps']}"
+            )
+        rejected = {row["edit_id"] for row in spent if row["verdict"] == "rejected"}
+        kept = {row["edit_id"] for row in refine["rejected_edits"] if row["subject"] == epoch["subject"]}
+        evicted = {row["evicted_edit_id"] for row in mine if row["evicted_edit_id"] is not None}
+        if not rejected <= kept | evicted and not epoch["evicted"]:
+            yield Violation("I14", name, f"rejected and not remembered: {sorted(rejected - kept - evicted)[:5]}")
         if best != epoch["best_score"]:
             yield Violation("I14", name, f"best score {epoch['best_score']}, the steps give {best}")
+    newest = {epoch["subject"]: epoch for epoch in sorted(refine["refine_epochs"], key=lambda row: row["epoch"])}
+    for subject, epoch in newest.items():
+        standing = sum(row["subject"] == subject and row["forgiven_at"] is None for row in refine["rejected_edits"])
+        if standing != epoch["rejected_count"]:
+            yield Violation(
+                "I14", subject, f"{standing} rejected edits stand, its epoch counts {epoch['rejected_count']}"
+            )
     open_epochs: dict[str, int] = defaultdict(int)
     for epoch in refine["refine_epochs"]:
         open_epochs[epoch["subject"]] += epoch["closed_at"] is None
