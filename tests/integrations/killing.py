@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -64,12 +66,16 @@ class Processes:
             text=True,
         )
 
-    def live(self, life: Life) -> Death:
-        """Let a child live, until its end or its death."""
+    def live(self, life: Life, meanwhile: Callable[[], None] | None = None) -> Death:
+        """Let a child live, until its end or its death; *meanwhile* is called twice a second."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(life.__dict__) + "\n")
         self._server.stdin.flush()
+        end = time.monotonic() + CHILD_MAX_S + 30
+        while not select.select([self._server.stdout], [], [], 0.5)[0] and time.monotonic() < end:
+            if meanwhile is not None:
+                meanwhile()
         return Death(**json.loads(self._server.stdout.readline()))
 
     def stop(self) -> None:

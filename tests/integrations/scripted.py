@@ -124,8 +124,13 @@ def _states(items: list[Any]) -> Iterator[tuple[str, str]]:
             steps[item["call_id"]] = json.loads(item["arguments"])["step"]
         if item.get("type") == "function_call_output" and item["call_id"] in steps:
             output = str(item["output"])
-            known = "done" if output.startswith("done") else "unknown" if "unknown" in output else "todo"
-            yield steps[item["call_id"]], known
+            if output.startswith("done"):
+                yield steps[item["call_id"]], "done"
+            elif output.startswith("not done"):
+                yield steps[item["call_id"]], "todo"
+            elif "unknown" in output:
+                yield steps[item["call_id"]], "unknown"
+            # "Never started" says nothing of the step: what was known before (that a look is needed) still holds.
 
 
 class FrontModel(StepModel):
