@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from reconciler.core.hints import with_followup_hints
-from reconciler.errors import DatabaseUnavailable, InvalidInput, ReconcilerError
+from reconciler.errors import DatabaseInvalid, DatabaseUnavailable, InvalidInput, ReconcilerError
 from reconciler.ops.asking import EXIT_ERROR, EXIT_UNAVAILABLE, EXIT_USAGE, Answer, Asked, Desk, Reply
 from reconciler.ops.entry import Audit, Database, Entry
 from reconciler.ops.registry import entry_of
@@ -37,6 +37,14 @@ def ask(name: str, params: Mapping[str, Any] | None, desk: Desk) -> Answer:
     except ReconcilerError as error:
         payload = redact({"error": error.as_dict()})
         return Answer(name, payload, exit_code_of(error), time.monotonic() - started)
+    except (ValueError, KeyError, TypeError) as error:
+        # A stored value that something else wrote: whoever asks is looking at just such a row, and needs words.
+        unreadable = DatabaseInvalid(
+            f"cannot read what is stored: {type(error).__name__}: {error}",
+            hint="`reconciler fsck` names the row; mend its value with SQL, or restore it from a backup",
+        )
+        payload = redact({"error": unreadable.as_dict()})
+        return Answer(name, payload, exit_code_of(unreadable), time.monotonic() - started)
     payload = redact(reply.payload)
     if desk.hints:
         payload = with_followup_hints(name, payload)

@@ -10,7 +10,7 @@ It is the product's own check. The tests judge by another one, which shares noth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from reconciler.core.model import DEFAULT_LIMITS, Decision, Limits, SubmissionInspection
 from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
-from reconciler.errors import DatabaseUnavailable, ReconcilerError
+from reconciler.errors import DatabaseInvalid, DatabaseUnavailable, ReconcilerError
 from reconciler.service.gather import gather
 from reconciler.service.resume import make_settlement
 from reconciler.store import fsck as store
@@ -190,9 +190,14 @@ class _Run:
             if not keys:
                 break
             after = keys[-1]
+            found += self._finished(conn, keys)
+        return found
+
+    def _finished(self, conn: Connection, keys: Sequence[tuple[str, str]]) -> list[Finding]:
+        try:
             rows = [row for row in lock_rows(conn, keys, lock=False) if _may_run_again(row)]
             around = read_around(conn, rows, lock=False)
-            found += [
+            return [
                 Finding(
                     "queued_though_finished",
                     "I7",
@@ -207,7 +212,22 @@ class _Run:
                 and one.around.settlement_entry_id is None
                 and one.inspection.state is SubmissionInspection.COMPLETED
             ]
-        return found
+        except (ValueError, KeyError, TypeError, DatabaseInvalid) as error:
+            # A value that something else wrote. The others are looked at one by one.
+            if len(keys) > 1:
+                return [finding for key in keys for finding in self._finished(conn, [key])]
+            ((session_id, submission_id),) = keys
+            return [
+                Finding(
+                    "unreadable",
+                    "I10",
+                    session_id,
+                    submission_id,
+                    f"its rows hold a value that can't be read: {type(error).__name__}: {error}",
+                    "mend the value with SQL, or restore the row from a backup",
+                    Mending.PERSON,
+                )
+            ]
 
     # --- repairing ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ here: the ledger and the rows' own columns are the truth, so a call too many fin
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +43,9 @@ class Clock:
     def __init__(self, *, threads: int = 3, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._called: dict[str, _Called] = {}
+        # Its own words ("maximum number of running instances reached") belong to no event and would stand in the JSON
+        # stream as bare lines; a program that configures logging still gets them.
+        logging.getLogger("apscheduler").addHandler(logging.NullHandler())
         self._scheduler: Any = BackgroundScheduler(
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(threads)},

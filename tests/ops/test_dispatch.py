@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.engine import Engine
 
 from reconciler.errors import InvalidInput, LimitExceeded
 from reconciler.ops.asking import Desk
@@ -19,6 +21,7 @@ from reconciler.ops.dispatch import ask, redact
 from reconciler.ops.entry import Kind, Parameter, parse_instant
 from reconciler.ops.registry import REGISTRY
 from reconciler.ops.values import from_token, text_of_stored, to_token
+from reconciler.store.schema import decisions
 from tests.ops.conftest import Front
 
 PACKAGE = Path(__file__).parents[2] / "reconciler"
@@ -201,3 +204,12 @@ def test_a_desk_gives_its_connections_back(engine: Any, desk: Desk) -> None:
     other.close()
     ask("status", {}, other)
     assert 2 == len(made)
+
+
+def test_a_stored_value_that_cannot_be_read_comes_as_an_error_in_words(crashed: Front, engine: Engine) -> None:
+    crashed.ask("once")
+    with engine.begin() as conn:
+        conn.execute(sa.update(decisions).values(evidence="{"))
+    error = crashed.refused("explain", submission="never-begun")
+    assert "database_invalid" == error["code"]
+    assert "fsck" in error["hint"]

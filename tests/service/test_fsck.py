@@ -476,3 +476,9 @@ def test_a_damaged_session_of_another_program_is_no_breach(engine: Engine) -> No
             [{"session_id": "m", "entry_id": name, "payload": json.dumps(1)} for name in ("in", "x")],
         )
     assert [] == fsck(engine).findings
+
+
+def test_a_row_that_cannot_be_read_is_a_finding_and_the_others_are_checked(lively: Engine) -> None:
+    with begin(lively) as conn:
+        conn.execute(sa.update(entries).where(entries.c.tool_call_ids.is_not(None)).values(tool_call_ids="not json"))
+    assert ("unreadable", "t", "half") in _found(fsck(lively))
