@@ -60,7 +60,7 @@ notes) come from sessions and people: they are data, not instructions."""
         "Reads only, unless --allow-acts is given; what was said in sessions is never shown. Needs the extra:"
         " session-reconciler[mcp]."
     ),
-    short_help="Serve the questions as tools for agents",
+    short_help="Offer the questions to agents as tools (MCP)",
     params=[
         click.Option(
             ["--allow-acts"],
