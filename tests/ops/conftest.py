@@ -12,9 +12,10 @@ from sqlalchemy.engine import Engine
 from reconciler.ops.asking import Answer, Desk
 from reconciler.ops.dispatch import ask
 from reconciler.ops.registry import REGISTRY
+from reconciler.store.dialect import db_now
 from reconciler.store.engine import EngineSettings, make_engine
 from reconciler.store.migrate import upgrade
-from reconciler.store.schema import metadata
+from reconciler.store.schema import metadata, submissions
 from tests.ops.schema_check import faults
 
 SESSIONS = Path(__file__).parents[2] / "examples" / "sessions"
@@ -89,4 +90,7 @@ def crashed(front: Front, engine: Engine, _crashed_rows: Rows) -> Front:
         for table in metadata.sorted_tables:
             if _crashed_rows[table.name]:
                 conn.execute(sa.insert(table), _crashed_rows[table.name])
+        # Claimable since now, however long ago the scene was made: it would count as overdue after a minute.
+        mine = submissions.c.id == "never-begun"
+        conn.execute(sa.update(submissions).where(mine).values(not_before=db_now(conn)))
     return front
