@@ -83,6 +83,39 @@ MODEL_STATES ?= 3000000
 model-full: $(VENV)/.test ## Explore the exhaustive model with its full constants (hours; gigabytes)
 	@$(PY) -m tests.proof.model.explore --full --states $(MODEL_STATES) $(ARGS)
 
+.PHONY: damage
+damage: $(VENV)/.test ## Break session files in every way and hold what comes of it (ARGS="--cases 20000")
+	@$(PY) -m tests.chaos.damage $(ARGS)
+
+# Executions of the fuzzer; what it keeps between runs stands in the folder.
+FUZZ_RUNS ?= 1000000
+FUZZ_FOLDER ?= .fuzz
+.PHONY: fuzz
+fuzz: $(VENV)-fuzz/.ready ## Fuzz the importers, guided by coverage (a million executions)
+	@mkdir -p $(FUZZ_FOLDER)/corpus
+	@cp examples/sessions/*.jsonl $(FUZZ_FOLDER)/corpus/
+	@PYTHONPATH=. $(VENV)-fuzz/bin/python tests/importers/fuzz_importers.py -runs=$(FUZZ_RUNS) -max_len=16384 \
+		-timeout=20 -artifact_prefix=$(FUZZ_FOLDER)/ $(FUZZ_FOLDER)/corpus
+
+$(VENV)-fuzz/.ready: requirements/run.txt requirements/fuzz.txt
+	@test -x $(VENV)-fuzz/bin/python || $(PYTHON) -m venv $(VENV)-fuzz
+	@$(VENV)-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --no-input --require-hashes \
+		-r requirements/run.txt -r requirements/fuzz.txt
+	@touch $@
+
+# The core's own tests alone must reach every branch of it.
+.PHONY: core-coverage
+core-coverage: $(VENV)/.coverage ## Branch coverage of the core by its own tests: below 100 % fails
+	@$(PY) -m tests.proof.core_coverage
+
+$(VENV)/.coverage: requirements/coverage.txt $(VENV)/.test
+	@$(PIP_INSTALL) --no-deps --only-binary :all: -r requirements/coverage.txt
+	@touch $@
+
+.PHONY: core-mutants
+core-mutants: $(VENV)/.test ## Mutate classifier and policy; every survivor must be explained (tens of minutes)
+	@$(PY) -m tests.proof.core_mutants $(ARGS)
+
 .PHONY: migration-baseline
 migration-baseline: $(VENV)/.check ## Write the first migration anew from the models (until the first release)
 	@$(PY) -m migrations.regenerate

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from reconciler.errors import InvalidInput
 
@@ -83,11 +83,11 @@ def text_digest(canonical: str) -> str:
 def _check_shape(value: object) -> None:
     # Level by level instead of by recursion. The encoder writes keys that are numbers, booleans or None as text: two
     # values would then have one text, and what is read back would be another value.
-    level: list[object] = [value] if isinstance(value, _CONTAINERS) else []
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(JSON_DEPTH_MAX):
         if not level:
             return
-        below: list[object] = []
+        below: list[Any] = []
         for container in level:
             if isinstance(container, dict):
                 for key in container:
@@ -95,9 +95,8 @@ def _check_shape(value: object) -> None:
                         raise InvalidInput(
                             f"cannot write the value as JSON: the key {key!r} is no text", hint="make its keys text"
                         )
-                below += [item for item in container.values() if isinstance(item, _CONTAINERS)]
-            elif isinstance(container, list | tuple):
-                below += [item for item in container if isinstance(item, _CONTAINERS)]
+            items = container.values() if isinstance(container, dict) else container
+            below += [item for item in items if isinstance(item, _CONTAINERS)]
         level = below
     if level:
         raise _too_deep()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from enum import StrEnum
-from typing import Final
+from typing import Final, assert_never
 
 from reconciler.errors import InvalidInput
 
@@ -292,6 +292,8 @@ def plan_slots(
             fire = [slot for slot in missed if (now - slot).total_seconds() <= window_s]
             outside = missed[: len(missed) - len(fire)]
             skip += [SkippedSlot(slot, SkipReason.OUTSIDE_WINDOW) for slot in outside]
+        case _:  # pragma: no cover
+            assert_never(catch_up)
     return SlotPlan((*fire, *on_time), tuple(skip), slots[-1])
 
 

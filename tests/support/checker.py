@@ -183,7 +183,7 @@ def _check_sessions(
         for row in rows:
             parent = row["parent_id"]
             # A session that was damaged when it was taken over stays so; its parents are listed, not judged.
-            if parent is not None and parent in seq_of and seq_of[parent] >= row["seq"]:
+            if session_id not in damaged and parent is not None and parent in seq_of and seq_of[parent] >= row["seq"]:
                 yield Violation("seq", f"{session_id}/{row['id']}", "seq does not grow along its path")
 
 
