@@ -317,12 +317,14 @@ def test_acts_are_offered_on_request_and_stand_in_the_audit(url: str, engine: En
         assert tools["abort"].annotations.destructive_hint
         planned = await found.call_tool("abort", {"submission": "never-begun", "dry_run": True})
         assert not planned.is_error
-        assert [] == _audited(engine, "abort")
+        # The scene has a hostile row of its own there.
+        planted = _audited(engine, "abort")
+        assert "never-begun" not in {submission for _, _, submission, _ in planted}
         done = await found.call_tool("abort", {"submission": "never-begun", "reason": "asked for"})
         assert not done.is_error, done.structured_content
 
     talk(url, tmp_path, work, "--allow-acts")
-    assert [("mcp:tess", "abort", "never-begun", "asked for")] == _audited(engine, "abort")
+    assert ("mcp:tess", "abort", "never-begun", "asked for") in _audited(engine, "abort")
     talk(url, tmp_path, _abort_again, "--allow-acts", "--operator", "scout")
     assert "scout" in {operator for operator, *_ in _audited(engine, "schedule pause")}
 
