@@ -6,7 +6,8 @@ from hypothesis import given, settings
 
 from reconciler.core import policy
 from reconciler.core.model import Inspection, Limits, SubmissionFacts, TurnEvidence
-from tests.core.test_policy_properties import NOW, evidences, inspections, limits_, rows
+from tests.core.test_policy_properties import evidences, inspections, limits_, rows
+from tests.support.policy import NOW
 
 
 @settings(max_examples=400, deadline=None)
