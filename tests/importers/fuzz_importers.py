@@ -13,7 +13,7 @@ import time
 from io import BytesIO
 
 try:
-    import atheris  # type: ignore[import-not-found, unused-ignore]
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:  # pragma: no cover - only the fuzzing environment has it
     sys.exit("atheris is not installed: run `make fuzz`")
 
