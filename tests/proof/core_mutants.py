@@ -38,6 +38,7 @@ TESTS = (
     "tests/core/test_policy_gates.py",
     "tests/core/test_gate_numbers.py",
     "tests/core/test_input_index.py",
+    "tests/core/test_policy_edges.py",
     "tests/core/test_due.py",
     "tests/core/test_classifier.py",
     "tests/core/test_classifier_session.py",
