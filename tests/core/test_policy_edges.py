@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconciler.core.model import DEFAULT_LIMITS, Counters, Detail
+from reconciler.core.model import DEFAULT_LIMITS, END_CAPABILITY_MISSING, Counters, Detail, SubmissionFacts
 from reconciler.core.policy import counters_after, decide
 from reconciler.core.states import AttemptEnd, DecisionAction, Reason, SessionOrigin, SubmissionStatus
 from tests.support.policy import NOW, at, attempt, row, seen
@@ -24,3 +24,22 @@ def test_a_passed_deadline_in_a_mirrored_session_is_advice() -> None:
         decision.advice,
         decision.reason,
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (row(last_attempt=attempt(end=AttemptEnd.RELEASED), last_begun_end=AttemptEnd.RELEASED), Reason.CLEAN_RELEASE),
+        (row(last_attempt=attempt(end=AttemptEnd.CRASHED), last_begun_end=AttemptEnd.CRASHED), Reason.REDISPATCH),
+        (row(last_attempt=attempt(end=AttemptEnd.CRASHED), redispatches=1), Reason.UNCERTAIN_EXHAUSTED),
+    ],
+)
+def test_the_last_gate_names_itself_at_each_of_its_exits(facts: SubmissionFacts, reason: Reason) -> None:
+    decision = decide(seen(Detail.INPUT_ONLY), facts, NOW, DEFAULT_LIMITS)
+    assert (11, reason) == (decision.gate, decision.reason)
+
+
+def test_a_park_for_a_reason_of_that_name_is_no_missing_capability() -> None:
+    parked = attempt(end=AttemptEnd.PARKED, end_reason=END_CAPABILITY_MISSING)
+    facts = row(last_attempt=parked, last_begun_end=AttemptEnd.PARKED, unparked=True)
+    assert Reason.RESUME == decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS).reason
