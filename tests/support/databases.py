@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg
+
 from reconciler.store import migrate
 from reconciler.store.engine import DEFAULT_SCHEMA
 from tests.support.postgresql import Address
@@ -31,6 +33,23 @@ BEGIN
 END $$
 """
 
+# What the schema is at the moment: a test may change it, and the next one must not find that.
+_SCHEMA = f"""
+SELECT md5(string_agg(part, ';' ORDER BY part)) FROM (
+    SELECT concat_ws(' ', class.relname, class.relkind, class.reloptions) AS part
+        FROM pg_class AS class WHERE class.relnamespace = '{DEFAULT_SCHEMA}'::regnamespace AND class.relkind <> 'i'
+    UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index JOIN pg_class AS class ON class.oid = indexrelid
+        WHERE class.relnamespace = '{DEFAULT_SCHEMA}'::regnamespace
+    UNION ALL SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, attnotnull, atthasdef)
+        FROM pg_attribute JOIN pg_class AS class ON class.oid = attrelid
+        WHERE class.relnamespace = '{DEFAULT_SCHEMA}'::regnamespace AND attnum > 0
+    UNION ALL SELECT concat_ws(' ', conrelid::regclass, conname, contype, convalidated)
+        FROM pg_constraint WHERE connamespace = '{DEFAULT_SCHEMA}'::regnamespace
+    UNION ALL SELECT concat_ws(' ', tgrelid::regclass, tgname, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT version_num FROM {DEFAULT_SCHEMA}.alembic_version
+) AS parts
+"""
+
 
 @dataclass
 class PostgreSQLDatabases:
@@ -39,6 +58,7 @@ class PostgreSQLDatabases:
     address: Address
     worker: str
     _working: str | None = None
+    _schema: object = None
     _template: str | None = None
     _dirty: bool = False
     _count: int = 0
@@ -46,12 +66,22 @@ class PostgreSQLDatabases:
 
     def working(self) -> str:
         """Return the URL of the worker's own database, migrated and empty."""
+        if self._working is not None and self._dirty and not self._cleaned(self._working):
+            self.address.execute(f"DROP DATABASE {self._working} WITH (FORCE)")
+            self._working = None
         if self._working is None:
             self._working = self._create(f"working_{self.worker}", self.template())
-        elif self._dirty:
-            self.address.execute(_CLEAN, database=self._working)
+            self._schema = self.address.execute(_SCHEMA, database=self._working)
         self._dirty = True
         return self.address.url(self._working)
+
+    def _cleaned(self, name: str) -> bool:
+        """Empty the tables; return whether the schema is still what it was."""
+        try:
+            return self.address.execute(_CLEAN, _SCHEMA, database=name) == self._schema
+        except psycopg.Error:
+            # A test took a table or the whole schema away.
+            return False
 
     def clone(self) -> str:
         """Return the URL of another migrated and empty database, for a test that changes its schema or needs two."""
