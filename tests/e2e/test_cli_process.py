@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
+from reconciler.entrypoints.commands.following import Following
+
 ROOT = Path(__file__).parents[2]
+# No matter of how fast the machine is: only of whether it ever comes.
+_LONG_S = 300
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
@@ -71,7 +75,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_tail_follows_until_it_is_interrupted(tmp_path: Path) -> None:
     environment = _environment(tmp_path)
     submit = [sys.executable, "-m", "reconciler", "submit", "s"]
-    subprocess.run([*submit, "one", "1"], env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run([*submit, "one", "1"], env=environment, check=True, capture_output=True, timeout=_LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-m", "reconciler", "tail"],
         env=environment,
@@ -82,16 +86,34 @@ def test_tail_follows_until_it_is_interrupted(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert "s/one" in process.stdout.readline()
-        subprocess.run([*submit, "two", "1"], env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run([*submit, "two", "1"], env=environment, check=True, capture_output=True, timeout=_LONG_S)
         assert "s/two" in process.stdout.readline()
-        time.sleep(0.2)
+        # Wherever it is by now: an interrupt is heard when the question at hand is answered.
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=_LONG_S)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     assert (130, "") == (process.returncode, err.strip())
+
+
+def test_an_interrupt_is_heard_at_rest_and_a_second_one_at_once() -> None:
+    with Following() as following:
+        # In the middle of a question: noted, and nothing is torn.
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            following.rest(_LONG_S)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+def test_an_interrupt_ends_a_rest() -> None:
+    with Following() as following:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            following.rest(_LONG_S)
 
 
 def test_a_pseudo_terminal_gets_colours_unless_they_are_not_wanted(tmp_path: Path) -> None:

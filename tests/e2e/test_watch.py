@@ -74,5 +74,5 @@ def test_it_follows_a_database_in_use_until_it_is_interrupted(tmp_path: Path) ->
         store.add(USER, session="second")
         assert ["second"] == [change["session_id"] for change in json.loads(process.stdout.readline())["changes"]]
         process.send_signal(signal.SIGINT)
-        assert 130 == process.wait(timeout=20)
+        assert 130 == process.wait(timeout=300)
     store.close()

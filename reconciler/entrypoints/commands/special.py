@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import click
 
 from reconciler.core.model import DEFAULT_LIMITS
 from reconciler.entrypoints.commands import refine, terminal, watch
+from reconciler.entrypoints.commands.following import Following
 from reconciler.entrypoints.commands.verbs import Call, ask_once, make_command
 from reconciler.errors import InvalidInput, LimitExceeded, SourceUnreadable
 from reconciler.ops.registry import entry_of
@@ -97,15 +97,16 @@ def _follow(call: Call) -> int:
     if call.given.get("no_follow"):
         return ask_once(call)
     params = dict(call.params)
-    while True:
-        answer = call.ask(params)
-        if answer.error is not None or answer.payload["decisions"]:
-            terminal.show(answer, as_json=call.globals.as_json)
-        if answer.error is not None:
-            return answer.exit_code
-        params["position"] = answer.payload["position"]
-        if len(answer.payload["decisions"]) < (params.get("limit") or 1):
-            time.sleep(FOLLOW_EVERY_S)
+    with Following() as following:
+        while True:
+            answer = call.ask(params)
+            if answer.error is not None or answer.payload["decisions"]:
+                terminal.show(answer, as_json=call.globals.as_json)
+            if answer.error is not None:
+                return answer.exit_code
+            params["position"] = answer.payload["position"]
+            is_more = len(answer.payload["decisions"]) >= (params.get("limit") or 1)
+            following.rest(0.0 if is_more else FOLLOW_EVERY_S)
 
 
 SPECIAL: Final[Mapping[str, Callable[[], click.Command]]] = {

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from reconciler.entrypoints.commands import terminal
+from reconciler.entrypoints.commands.following import Following
 from reconciler.entrypoints.commands.verbs import Call, confirm_target, make_command
 from reconciler.ops.registry import entry_of
 
@@ -50,24 +51,33 @@ def _prepare(given: dict[str, Any]) -> dict[str, Any]:
 def _follow(call: Call) -> int:
     importing = _importer(call) if call.given.get("import_changed") else None
     try:
-        while True:
-            began = time.monotonic()
-            answer = call.ask(call.params)
-            if answer.error is not None or answer.payload["changes"] or call.given.get("once"):
-                terminal.show(answer, as_json=call.globals.as_json)
-            if answer.error is not None:
-                return answer.exit_code
-            failed = 0
-            if importing is not None and answer.payload["read"]:
-                failed = _import(importing, answer.payload["read"])
-            if call.given.get("once"):
-                return answer.exit_code or failed
-            took = time.monotonic() - began
-            if not answer.payload["behind"]:
-                time.sleep(max(call.given.get("every") or EVERY_S, took * _REST_PER_LOOK))
+        if call.given.get("once"):
+            return _look(call, importing)[0]
+        with Following() as following:
+            while True:
+                began = time.monotonic()
+                code, is_over, behind = _look(call, importing)
+                if is_over:
+                    return code
+                took = time.monotonic() - began
+                every = call.given.get("every") or EVERY_S
+                following.rest(0.0 if behind else max(every, took * _REST_PER_LOOK))
     finally:
         if importing is not None:
             importing.close()
+
+
+def _look(call: Call, importing: Call | None) -> tuple[int, bool, int]:
+    """Look once; return the exit code, whether nothing can follow, and how many sources are still to be looked at."""
+    answer = call.ask(call.params)
+    if answer.error is not None or answer.payload["changes"] or call.given.get("once"):
+        terminal.show(answer, as_json=call.globals.as_json)
+    if answer.error is not None:
+        return answer.exit_code, True, 0
+    failed = 0
+    if importing is not None and answer.payload["read"]:
+        failed = _import(importing, answer.payload["read"])
+    return answer.exit_code or failed, False, answer.payload["behind"]
 
 
 def _importer(call: Call) -> Call:
