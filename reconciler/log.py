@@ -53,7 +53,9 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
         ),
         "database.restored": Event("info", ("outage_s", "tries"), "The database answers again."),
         "clock.stepped": Event(
-            "warning", ("job", "late_s"), "A job was not called in time: the host's clock was set back, or it slept."
+            "warning",
+            ("stepped_s",),
+            "The host's wall clock was set forward by so much, or (negative) back. Who is late is called at once.",
         ),
         "pass.finished": Event(
             "info",

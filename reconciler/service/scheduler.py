@@ -1,8 +1,9 @@
 """The clock: calls functions at intervals. APScheduler 3 with its jobs in memory, and a guard by the monotonic clock.
 
 APScheduler goes by the wall clock: set back by an hour, it would call nobody for an hour. The guard, asked from the
-pass loop, finds a function that is late by the monotonic clock and has it called at once. What is due is never decided
-here: the ledger and the rows' own columns are the truth, so a call too many finds nothing to do.
+pass loop, finds a function that is late by the monotonic clock and has it called at once, whatever the reason. That the
+clock was stepped is said only where it was: where it moved by another length than a clock that nobody can step. What is
+due is never decided here: the ledger and the rows' own columns are the truth, so a call too many finds nothing to do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from reconciler.log import emit
+from reconciler.service.beats import process_clock
 
 # Late by less than this is nobody's fault.
 _SLACK_S: Final = 1.0
+# A wall clock that is slewed, or read a little later than the other one, is no stepped one.
+STEP_S: Final = 1.0
+# Both clocks are read between two readings of one of them; a look that took longer than this says nothing.
+_LOOK_S: Final = 0.25
+_LOOKS: Final = 5
 
 
 @dataclass(slots=True)
@@ -37,11 +44,48 @@ class _Called:
     guard: threading.Lock = field(default_factory=threading.Lock)
 
 
+class StepWatch:
+    """Tells whether the wall clock was stepped since the last look.
+
+    *steady* is a clock that nobody steps and that runs on while the host is suspended: how busy the machine is, and how
+    long ago the last look was, changes nothing.
+    """
+
+    def __init__(self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = process_clock) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._ahead_s = self._measure()
+
+    def look(self) -> float | None:
+        """Return by how many seconds the wall clock was set forward (negative: back), None where it was not."""
+        ahead_s, before_s = self._measure(), self._ahead_s
+        if ahead_s is None:
+            return None
+        self._ahead_s = ahead_s
+        return ahead_s - before_s if before_s is not None and abs(ahead_s - before_s) > STEP_S else None
+
+    def _measure(self) -> float | None:
+        """Return how far the wall clock is ahead of the other one; None where this thread never ran for long enough."""
+        for _ in range(_LOOKS):
+            before, wall, after = self._steady(), self._wall(), self._steady()
+            if after - before <= _LOOK_S:
+                return wall - (before + after) / 2
+        return None
+
+
 class Clock:
     """Calls functions at intervals, each in a thread of a small pool, never the same twice at once."""
 
-    def __init__(self, *, threads: int = 3, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int = 3,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = process_clock,
+    ) -> None:
         self._monotonic = monotonic
+        self._step = StepWatch(wall=wall, steady=steady)
         self._called: dict[str, _Called] = {}
         # Its own words ("maximum number of running instances reached") belong to no event and would stand in the JSON
         # stream as bare lines; a program that configures logging still gets them.
@@ -89,7 +133,10 @@ class Clock:
         return list(self._called)
 
     def check(self) -> list[str]:
-        """Have everybody called who is late by the monotonic clock; return their names."""
+        """Have everybody called who is late by the monotonic clock; return their names. Say if the clock was stepped."""
+        stepped_s = self._step.look()
+        if stepped_s is not None:
+            emit("clock.stepped", stepped_s=round(stepped_s, 3))
         late = []
         for name, called in list(self._called.items()):
             with called.guard:
@@ -99,7 +146,6 @@ class Clock:
                     # Once per interval, however often it is checked.
                     called.began_at = self._monotonic()
             if is_late:
-                emit("clock.stepped", job=name, late_s=round(since - called.interval_s, 3))
                 self.now(name)
                 late.append(name)
         return late

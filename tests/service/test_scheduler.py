@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import time_machine
 
 from reconciler.log import captured
-from reconciler.service.scheduler import Clock
+from reconciler.service.scheduler import Clock, StepWatch
 from tests.support.daemons import wait_for
 
 
@@ -76,7 +76,74 @@ def test_a_clock_set_back_by_an_hour_stops_nobody() -> None:
             # As the pass loop asks it, again and again.
             wait_for("calls after the step", lambda: clock.check() is None or len(calls) >= before + 3, timeout_s=15)
         clock.stop()
-    assert ["clock.stepped"] == sorted({name for name, _ in events})
+    assert ["clock.stepped"] == [name for name, _ in events]
+    assert -3600 == round(events[0][1]["stepped_s"], -2)
+
+
+class _Clocks:
+    """A wall clock and a steady one that a test moves."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.steady_s = 1_000_000.0, 500.0
+
+    def pass_by(self, seconds: float, *, stepped_s: float = 0.0) -> None:
+        self.wall_s += seconds + stepped_s
+        self.steady_s += seconds
+
+    def watch(self) -> StepWatch:
+        return StepWatch(wall=lambda: self.wall_s, steady=lambda: self.steady_s)
+
+
+def test_a_busy_machine_is_no_stepped_clock() -> None:
+    clocks = _Clocks()
+    watch = clocks.watch()
+    for seconds in (0.1, 45.0, 3600.0):
+        clocks.pass_by(seconds)
+        assert None is watch.look()
+    for _ in range(100):
+        # Slewed by half a second at each look: no step, however much it comes to.
+        clocks.pass_by(10.0, stepped_s=0.5)
+        assert None is watch.look()
+
+
+def test_a_step_is_told_once_with_its_length() -> None:
+    clocks = _Clocks()
+    watch = clocks.watch()
+    clocks.pass_by(20.0, stepped_s=-3600.0)
+    assert [-3600.0, None] == [watch.look(), watch.look()]
+    clocks.pass_by(20.0, stepped_s=2.0)
+    assert [2.0, None] == [watch.look(), watch.look()]
+
+
+def test_a_look_that_the_machine_interrupts_is_taken_again_and_never_guessed() -> None:
+    clocks = _Clocks()
+    interrupted = 0
+
+    def wall() -> float:
+        nonlocal interrupted
+        if interrupted:
+            interrupted -= 1
+            clocks.pass_by(30.0)
+        return clocks.wall_s
+
+    watch = StepWatch(wall=wall, steady=lambda: clocks.steady_s)
+    interrupted = 2
+    assert None is watch.look()
+    interrupted = 1000
+    clocks.pass_by(1.0, stepped_s=-60.0)
+    assert None is watch.look()
+    interrupted = 0
+    assert -60.0 == watch.look()
+
+
+def test_who_is_late_is_called_and_the_clock_is_not_blamed() -> None:
+    now = 100.0
+    clock = Clock(monotonic=lambda: now)
+    clock.every("tick", 2.0, lambda: None)
+    with captured() as events:
+        now = 160.0
+        assert ["tick"] == clock.check()
+    assert [] == events
 
 
 def test_without_the_guard_nobody_would_be_called_for_an_hour() -> None:
