@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,3 +97,13 @@ def test_every_example_in_help_is_a_call_that_can_be_understood(command: str) ->
     cli = make_cli()
     with click.Context(cli, info_name="reconciler") as ctx:
         _parse(cli, args, ctx)
+
+
+def test_the_readme_and_the_changelog_name_every_extra_and_the_readme_every_page() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for extra in declared["project"]["optional-dependencies"]:
+        assert f"`{extra}`" in readme, extra
+        assert f"`{extra}`" in changelog, extra
+    assert [] == [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"(docs/{path.name})" not in readme]
