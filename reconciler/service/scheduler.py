@@ -133,7 +133,7 @@ class Clock:
         return list(self._called)
 
     def check(self) -> list[str]:
-        """Have everybody called who is late by the monotonic clock; return their names. Say if the clock was stepped."""
+        """Have everybody called who is late by the monotonic clock and return their names; say if it was stepped."""
         stepped_s = self._step.look()
         if stepped_s is not None:
             emit("clock.stepped", stepped_s=round(stepped_s, 3))
