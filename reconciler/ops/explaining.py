@@ -11,7 +11,7 @@ from reconciler.core.model import Inspection, Limits, SubmissionInspection
 from reconciler.core.states import DecisionAction, Reason
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import InvalidInput
-from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.naming import named_submission
 from reconciler.ops.values import instant, parsed, texts
 from reconciler.ops.words import NOTHING_LEFT, rule_of_detail, rule_of_reason
@@ -24,7 +24,7 @@ _ATTEMPTS_MAX: Final = 50
 
 
 def explain(asked: Asked) -> Reply:
-    """Answer `explain`. Exit code 3 where it needs a person."""
+    """Answer `explain`."""
     with asked.reading() as conn:
         hit = named_submission(conn, asked["submission"], asked["session"])
         if hit.pruned:
@@ -63,11 +63,7 @@ def explain(asked: Asked) -> Reply:
         "decisions": [_decision(one) for one in decisions],
         "attempts": [_attempt(one) for one in attempts],
     }
-    return Reply(payload, EXIT_NEEDS_PERSON if _needs_person(row, ahead) else 0)
-
-
-def _needs_person(row: Row, ahead: Preview | None) -> bool:
-    return row["held_at"] is not None or (ahead is not None and ahead.decision.holds)
+    return Reply(payload)
 
 
 # --- the row ---------------------------------------------------------------------------------------------------------
@@ -209,7 +205,10 @@ def _recorded_inspection(row: Row, recorded: Row | None) -> dict[str, Any]:
 
 def _next(ahead: Preview) -> dict[str, Any]:
     decision = ahead.decision
-    due = ahead.reconcile_at if decision.action is DecisionAction.WAIT else ahead.now
+    due = ahead.reconcile_at
+    if decision.action is not DecisionAction.WAIT and (ahead.facts.owner_dead or due is None or due < ahead.now):
+        # A pass looks for dead owners first, and makes due what they held.
+        due = ahead.now
     return {
         "action": decision.action.value,
         "reason": decision.reason.value,

@@ -13,11 +13,13 @@ from sqlalchemy.engine import Connection
 from reconciler.core.states import SubmissionStatus
 from reconciler.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from reconciler.ops.acting import audit, perform
-from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.naming import command, named_submission
 from reconciler.ops.schedule import catch_up
 from reconciler.ops.values import instant
 from reconciler.service.deciding import Judge
+from reconciler.service.instances import RunnerWatch
+from reconciler.service.liveness import this_process
 from reconciler.service.reconcile import reconcile_once
 from reconciler.service.report import PassReport
 from reconciler.store import operator_acts
@@ -122,14 +124,20 @@ def _admit_again(conn: Connection, asked: Asked) -> Reply:
 
 
 def once(asked: Asked) -> Reply:
-    """Carry out `once`. Exit code 3 where this call held something or met a conflict.
+    """Carry out `once`.
 
-    Leases that ended may be judged only by who has watched for two beats: such a call waits them once, and looks again.
+    What runners of this host held that are proven dead is due at once, as with a daemon. Leases that ended may be
+    judged only by who has watched for two beats: such a call waits them once, and looks again.
     """
     started = time.monotonic()
-    judge = Judge(connected_for_s=lambda: time.monotonic() - started)
+    here = this_process()
+    judge = Judge(here=here, connected_for_s=lambda: time.monotonic() - started)
+    watch = RunnerWatch(asked.desk.engine, here)
 
     def run(limit: int | None) -> PassReport:
+        ahead = watch.would_make_due() if asked.dry_run else []
+        if not asked.dry_run:
+            watch.look()
         return reconcile_once(
             asked.desk.engine,
             limits=asked.desk.limits,
@@ -137,6 +145,7 @@ def once(asked: Asked) -> Reply:
             dry_run=asked.dry_run,
             judge=judge,
             decided_by=f"{asked.desk.operator} (once)",
+            beside=ahead,
             progress=lambda report: asked.desk.progress(report.scanned, None, "looked at"),
         )
 
@@ -150,9 +159,7 @@ def once(asked: Asked) -> Reply:
     payload = report.as_json()
     # Where no daemon runs, a timer's calls of `once` keep the schedule.
     payload["slots"] = catch_up(asked)
-    # A dry run holds nothing.
-    needs_person = not asked.dry_run and (report.held or report.conflicts or report.set_aside)
-    return Reply(dict(payload), EXIT_NEEDS_PERSON if needs_person else 0)
+    return Reply(dict(payload))
 
 
 # Two beats of the slowest runner that is waited for.

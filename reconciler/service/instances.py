@@ -1,7 +1,9 @@
 """This process among the instances, and the watch over runners of its host.
 
 A runner that is killed says nothing, and its lease may have minutes left. Where its death can be proven (same boot,
-same pid namespace, no such process), what it held is made due at once; the pass then proves it anew and decides.
+same pid namespace, no such process; or this machine was booted anew since), what it held is made due at once; the pass
+then proves it anew and decides. Every pass looks so first: a daemon's, that of `once`, and a dry run, which only asks
+what would be made due.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Final
 from uuid import uuid4
 
@@ -18,9 +21,18 @@ from sqlalchemy.engine import Engine
 from reconciler import __version__
 from reconciler.log import emit
 from reconciler.metrics import Metrics
-from reconciler.service.liveness import ProcessIdentity, ProcessLookup, process_start, proven_dead
+from reconciler.service.liveness import ProcessIdentity, ProcessLookup, booted_at, process_start, proven_dead
+from reconciler.store.dialect import db_now
 from reconciler.store.engine import read, run_transaction
-from reconciler.store.instances import Holder, Instance, beat_instance, forget_instances, holders_here, make_due
+from reconciler.store.instances import (
+    Holder,
+    Instance,
+    beat_instance,
+    forget_instances,
+    held_ahead,
+    holders_here,
+    make_due,
+)
 from reconciler.store.instances import stop_instance as _stop
 
 # At most this share of the time is spent looking, however many attempts are held.
@@ -98,14 +110,16 @@ class RunnerWatch:
         engine: Engine,
         here: ProcessIdentity,
         *,
-        metrics: Metrics,
+        metrics: Metrics | None = None,
         look_up: ProcessLookup = process_start,
+        booted: Callable[[datetime], datetime | None] = booted_at,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._here = here
         self._metrics = metrics
         self._look_up = look_up
+        self._booted = booted
         self._monotonic = monotonic
         self._next_at = 0.0
 
@@ -115,50 +129,61 @@ class RunnerWatch:
         Raises:
             ReconcilerError: the database could not go on.
         """
-        here = self._here
         started = self._monotonic()
-        if here.boot_id is None or here.pid_namespace is None or started < self._next_at:
+        if started < self._next_at:
             return 0
-        boot_id, pid_namespace = here.boot_id, here.pid_namespace
-        with read(self._engine) as conn:
-            holders = holders_here(conn, boot_id=boot_id, pid_namespace=pid_namespace)
         made_due = 0
-        for holder in holders:
-            if not self._is_dead(holder):
-                continue
-            found = self._make_due(boot_id, pid_namespace, holder)
+        for holder in self._dead():
+            found = self._make_due(holder)
             if found:
                 made_due += found
-                self._metrics.count("reconciler_runners_died_total")
+                if self._metrics is not None:
+                    self._metrics.count("reconciler_runners_died_total")
                 emit("runner.died", pid=holder.pid, attempts=found)
         self._next_at = self._monotonic() + (self._monotonic() - started) / _SHARE
         return made_due
 
-    def _make_due(self, boot_id: str, pid_namespace: str, holder: Holder) -> int:
+    def would_make_due(self) -> list[tuple[str, str]]:
+        """Return the submissions that `look` would make due now, as session and submission. Writes nothing.
+
+        Raises:
+            ReconcilerError: the database could not go on.
+        """
+        most, dead = _PIECE_ROWS * _PIECES_MAX, list(self._dead())
+        if not dead:
+            return []
+        with read(self._engine) as conn:
+            return [key for holder in dead for key in held_ahead(conn, holder, limit=most)]
+
+    def _dead(self) -> Iterator[Holder]:
+        here = self._here
+        if here.boot_id is None:
+            return
+        with read(self._engine) as conn:
+            now = db_now(conn)
+            holders = holders_here(
+                conn, machine_id=here.machine_id, boot_id=here.boot_id, pid_namespace=here.pid_namespace
+            )
+        boot = self._booted(now)
+        yield from (holder for holder in holders if self._is_dead(holder, boot))
+
+    def _make_due(self, holder: Holder) -> int:
         total = 0
         for _ in range(_PIECES_MAX):
             found = run_transaction(
-                self._engine,
-                lambda conn: make_due(
-                    conn,
-                    boot_id=boot_id,
-                    pid_namespace=pid_namespace,
-                    pid=holder.pid,
-                    process_start=holder.process_start,
-                    limit=_PIECE_ROWS,
-                ),
-                idempotent=True,
+                self._engine, lambda conn: make_due(conn, holder, limit=_PIECE_ROWS), idempotent=True
             )
             total += found
             if found < _PIECE_ROWS:
                 break
         return total
 
-    def _is_dead(self, holder: Holder) -> bool:
+    def _is_dead(self, holder: Holder, boot: datetime | None) -> bool:
         recorded = ProcessIdentity(
-            boot_id=self._here.boot_id,
-            pid_namespace=self._here.pid_namespace,
+            machine_id=holder.machine_id,
+            boot_id=holder.boot_id,
+            pid_namespace=holder.pid_namespace,
             pid=holder.pid,
             process_start=holder.process_start,
         )
-        return proven_dead(recorded, holder.beat_at, self._here, booted_at=None, look_up=self._look_up)
+        return proven_dead(recorded, holder.beat_at, self._here, booted_at=boot, look_up=self._look_up)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.engine import Connection, Engine
 
+from reconciler.core.due import has_passed
 from reconciler.core.model import DEFAULT_LIMITS, Decision, Limits
 from reconciler.core.states import DecisionAction, Reason, SessionOrigin, SubmissionStatus
 from reconciler.core.subturn import ResumePlan
@@ -64,6 +65,7 @@ def reconcile_once(
     dry_run: bool = False,
     judge: Judge | None = None,
     decided_by: str | None = None,
+    beside: Sequence[Key] = (),
     jitter: Callable[[], float] = random.random,
     progress: Callable[[PassReport], None] | None = None,
     on_decision: Callable[[Decided], None] | None = None,
@@ -71,7 +73,8 @@ def reconcile_once(
 ) -> PassReport:
     """Work off what is due, at most *limit* rows, and return the counts.
 
-    A dry run decides the same and writes nothing; neither does a pass that finds nothing to do. *progress* is called
+    A dry run decides the same and writes nothing; neither does a pass that finds nothing to do. *beside* are rows that
+    are looked at though they are not due yet: in a dry run, what a real one would make due before. *progress* is called
     after each batch with the counts so far, *on_decision* for each submission once its batch is committed (in a dry
     run: once it is decided), *stop* is asked between batches.
 
@@ -81,7 +84,7 @@ def reconcile_once(
         StoreFault: row after row could not be written.
     """
     driver = _Pass(engine, limits, judge or Judge(), dry_run, decided_by, jitter, on_decision)
-    driver.run(limit, progress, stop)
+    driver.run(limit, progress, stop, beside)
     return driver.report
 
 
@@ -113,13 +116,17 @@ class _Pass:
     # --- driving -----------------------------------------------------------------------------------------------------
 
     def run(
-        self, limit: int | None, progress: Callable[[PassReport], None] | None, stop: Callable[[], bool] | None
+        self,
+        limit: int | None,
+        progress: Callable[[PassReport], None] | None,
+        stop: Callable[[], bool] | None,
+        beside: Sequence[Key],
     ) -> None:
         report = self.report
         with read(self._engine) as conn:
             # Finding nothing takes no write lock.
             cutoff = report.started_at = report.finished_at = db_now(conn)
-            if not count_due(conn, cutoff=cutoff, at_most=1):
+            if not beside and not count_due(conn, cutoff=cutoff, at_most=1):
                 return
         cursor: Cursor | None = None
         while True:
@@ -136,8 +143,20 @@ class _Pass:
             if progress is not None:
                 progress(report)
             if batch.rows < size:
+                self._beside(beside, cutoff, limit)
                 break
         self._finish(cutoff)
+
+    def _beside(self, keys: Sequence[Key], cutoff: datetime, limit: int | None) -> None:
+        if not keys:
+            return
+        with read(self._engine) as conn:
+            # What has become due in between was found by the scan.
+            ahead = [row.key for row in lock_rows(conn, keys, lock=False) if not has_passed(row.reconcile_at, cutoff)]
+        taken = ahead if limit is None else ahead[: max(0, limit - self.report.scanned)]
+        self.report.more = self.report.more or len(taken) < len(ahead)
+        self.report.scanned += len(taken)
+        self._deferred(taken)
 
     def _scan(self, cutoff: datetime, cursor: Cursor | None, size: int) -> _Batch:
         seen: list[DueRow] = []

@@ -68,36 +68,70 @@ def forget_instances(conn: Connection, *, keep_s: float = KEEP_S) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process of this machine that holds attempts, and its last beat."""
+    """A process of this machine that holds attempts, and its last beat; None where it did not say so."""
 
-    pid: int
+    machine_id: str | None
+    boot_id: str
+    pid_namespace: str | None
+    pid: int | None
     process_start: str | None
     beat_at: datetime
     attempts: int
 
 
-def holders_here(conn: Connection, *, boot_id: str, pid_namespace: str, limit: int = 10_000) -> list[Holder]:
-    """Return the processes of this boot and pid namespace that hold current attempts."""
+_WHO: Final = (
+    attempts.c.machine_id,
+    attempts.c.boot_id,
+    attempts.c.pid_namespace,
+    attempts.c.pid,
+    attempts.c.process_start,
+)
+
+
+def holders_here(
+    conn: Connection, *, machine_id: str | None, boot_id: str, pid_namespace: str | None, limit: int = 10_000
+) -> list[Holder]:
+    """Return the processes that hold current attempts: those of this boot and pid namespace, and of earlier boots.
+
+    Those of which nothing can ever be proven from here are left out.
+    """
+    this_boot = sa.and_(
+        attempts.c.boot_id == boot_id, attempts.c.pid_namespace == pid_namespace, attempts.c.pid.is_not(None)
+    )
+    other_boot = sa.and_(attempts.c.boot_id != boot_id, attempts.c.machine_id == machine_id)
     rows = conn.execute(
-        sa.select(
-            attempts.c.pid, attempts.c.process_start, sa.func.max(attempts.c.beat_at), sa.func.count().label("held")
-        )
-        .where(
-            # The words of the partial index.
-            attempts.c.ended_at.is_(None),
-            attempts.c.boot_id == boot_id,
-            attempts.c.pid_namespace == pid_namespace,
-            attempts.c.pid.is_not(None),
-        )
-        .group_by(attempts.c.pid, attempts.c.process_start)
+        sa.select(*_WHO, sa.func.max(attempts.c.beat_at), sa.func.count())
+        # The words of the partial index.
+        .where(attempts.c.ended_at.is_(None), sa.or_(this_boot, other_boot))
+        .group_by(*_WHO)
         .limit(limit)
     )
-    return [Holder(row[0], row[1], row[2], row[3]) for row in rows]
+    return [Holder(*row) for row in rows]
 
 
-def make_due(
-    conn: Connection, *, boot_id: str, pid_namespace: str, pid: int, process_start: str | None, limit: int = 1_000
-) -> int:
+def held_ahead(conn: Connection, holder: Holder, *, limit: int = 1_000) -> list[tuple[str, str]]:
+    """Return at most *limit* submissions that a process holds and that are not due yet, as session and submission."""
+    found = conn.execute(_held_by(holder, db_now(conn)).limit(limit)).all()
+    return [(row.session_id, row.id) for row in found]
+
+
+def _held_by(holder: Holder, now: datetime) -> sa.Select[tuple[str, str]]:
+    held = sa.select(attempts.c.session_id, attempts.c.attempt_id).where(
+        attempts.c.ended_at.is_(None),
+        *(column.is_not_distinct_from(getattr(holder, column.name)) for column in _WHO),
+    )
+    return (
+        sa.select(submissions.c.session_id, submissions.c.id)
+        .where(
+            submissions.c.status == STATUS_RUNNING,
+            sa.tuple_(submissions.c.session_id, submissions.c.current_attempt_id).in_(held),
+            submissions.c.reconcile_at > now,
+        )
+        .order_by(submissions.c.session_id, submissions.c.id)
+    )
+
+
+def make_due(conn: Connection, holder: Holder, *, limit: int = 1_000) -> int:
     """Make the submissions due that a process holds which is proven dead; return how many it made due.
 
     At most *limit*; the next call finds the rest.
@@ -105,27 +139,8 @@ def make_due(
     A push of ``reconcile_at`` and nothing else: what becomes of them is the next pass's decision.
     """
     now = db_now(conn)
-    held = sa.select(attempts.c.session_id, attempts.c.attempt_id).where(
-        attempts.c.ended_at.is_(None),
-        attempts.c.boot_id == boot_id,
-        attempts.c.pid_namespace == pid_namespace,
-        attempts.c.pid == pid,
-        attempts.c.process_start.is_not_distinct_from(process_start),
-    )
     # Nobody is waited for: a row that is locked is being looked at.
-    locked = conn.execute(
-        for_update(
-            sa.select(submissions.c.session_id, submissions.c.id)
-            .where(
-                submissions.c.status == STATUS_RUNNING,
-                sa.tuple_(submissions.c.session_id, submissions.c.current_attempt_id).in_(held),
-                submissions.c.reconcile_at > now,
-            )
-            .order_by(submissions.c.session_id, submissions.c.id)
-            .limit(limit),
-            skip_locked=True,
-        )
-    ).all()
+    locked = conn.execute(for_update(_held_by(holder, now).limit(limit), skip_locked=True)).all()
     if locked:
         conn.execute(
             sa.update(submissions)

@@ -15,7 +15,7 @@ from reconciler.service.instances import Presence, RunnerWatch, this_instance
 from reconciler.service.liveness import ProcessFound, ProcessIdentity, this_process
 from reconciler.store.engine import begin, read
 from reconciler.store.instances import forget_instances
-from reconciler.store.schema import instances
+from reconciler.store.schema import attempts, instances
 from reconciler.store.views import v_instances
 from tests.support.scenes import Scene, turn
 
@@ -62,7 +62,7 @@ def test_what_is_long_gone_is_forgotten_and_a_pruned_row_comes_back(engine: Engi
 def _held(engine: Engine, *, lease_s: float = 600.0, **identity: Any) -> Scene:
     scene = Scene(engine)
     scene.session("s", turn("A"))
-    scene.running("s", "A", lease_s=lease_s, attempt={"boot_id": "b", "pid_namespace": "n", **identity})
+    scene.running("s", "A", lease_s=lease_s, attempt={"boot_id": "b", "pid_namespace": "n"} | identity)
     with begin(engine) as conn:
         conn.execute(sa.text("UPDATE submissions SET reconcile_at = :at"), {"at": _text(engine, scene)})
     return scene
@@ -100,6 +100,40 @@ def test_only_a_proven_death_makes_work_due(
     # A push and nothing else.
     assert before.revision == after.revision
     assert ["runner.died"] * expected == [name for name, _ in events]
+
+
+@pytest.mark.parametrize(
+    ("identity", "booted_after_beat_s", "expected"),
+    [
+        ({}, 1.0, 1),
+        # What process it was need not be known: none of them is left.
+        ({"pid": None, "pid_namespace": None}, 1.0, 1),
+        # It has beaten since this boot: what it says of its boot can't be right.
+        ({}, -1.0, 0),
+        ({"machine_id": "another"}, 1.0, 0),
+        ({"machine_id": None}, 1.0, 0),
+    ],
+)
+def test_what_a_machine_held_before_it_was_booted_anew_is_due(
+    engine: Engine, identity: dict[str, Any], booted_after_beat_s: float, expected: int
+) -> None:
+    recorded: dict[str, Any] = {"machine_id": "m", "boot_id": "before", "pid": 7, "process_start": "3"}
+    scene = _held(engine, **recorded | identity)
+    with read(engine) as conn:
+        beat_at = conn.execute(sa.select(attempts.c.beat_at)).scalar_one()
+    boot = beat_at + timedelta(seconds=booted_after_beat_s)
+    watch = RunnerWatch(engine, HERE, look_up=lambda _pid: "3", booted=lambda _now: boot)
+    assert expected == len(watch.would_make_due())
+    assert expected == watch.look()
+    assert (expected == 1) == (scene.row().reconcile_at <= scene.now())
+
+
+def test_asking_what_would_be_due_writes_nothing(engine: Engine) -> None:
+    scene = _held(engine, pid=7, process_start="3")
+    before = scene.row()
+    watch = RunnerWatch(engine, HERE, look_up=lambda _pid: ProcessFound.MISSING)
+    assert [("s", "A")] == watch.would_make_due() == watch.would_make_due()
+    assert before == scene.row()
 
 
 def test_a_second_look_has_nothing_more_to_do(engine: Engine) -> None:
