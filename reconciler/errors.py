@@ -255,6 +255,13 @@ class DatabaseInvalid(StoreFault):
     code = "database_invalid"
 
 
+class RowUnreadable(StoreFault):
+    """A stored row holds a value that this program did not write and can't read."""
+
+    code = "row_unreadable"
+    default_hint = "`reconciler fsck` names the row; mend its value with SQL, or restore it from a backup"
+
+
 class SchemaMismatch(StoreFault):
     """The database has another schema version than this program needs."""
 

@@ -15,7 +15,7 @@ import click
 from reconciler import __version__
 from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of, make_command, usage_exit
-from reconciler.ops.asking import EXIT_USAGE
+from reconciler.ops.exits import EXIT_USAGE
 from reconciler.ops.registry import REGISTRY
 
 EXIT_INTERRUPTED: Final = 130

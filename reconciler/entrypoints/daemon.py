@@ -21,9 +21,10 @@ from reconciler.config import Settings, load
 from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of
 from reconciler.entrypoints.health import HealthServer
-from reconciler.errors import ConfigurationInvalid, ReconcilerError
+from reconciler.errors import ReconcilerError
 from reconciler.ops.asking import Answer
-from reconciler.ops.dispatch import exit_code_of, redact
+from reconciler.ops.dispatch import redact
+from reconciler.ops.exits import exit_of_error
 from reconciler.service.daemon import Daemon
 from reconciler.service.notify import Notify
 from reconciler.service.settings import NEEDS_RESTART
@@ -197,8 +198,7 @@ def _failed(error: BaseException, globals_: Globals) -> int:
 
 
 def _refused(error: ReconcilerError, globals_: Globals) -> int:
-    # A service that a wrong configuration keeps from starting is no matter of the database.
-    code = 1 if isinstance(error, ConfigurationInvalid) else exit_code_of(error)
+    code = exit_of_error(error)
     answer = Answer("run", redact({"error": error.as_dict()}), code, 0.0)
     terminal.show(answer, as_json=globals_.as_json)
     return code

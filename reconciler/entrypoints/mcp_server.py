@@ -23,8 +23,9 @@ from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of
 from reconciler.errors import ConfigurationInvalid, InvalidInput, LimitExceeded, ReconcilerError
 from reconciler.ops.asking import Answer, Desk
-from reconciler.ops.dispatch import ask, exit_code_of, redact
+from reconciler.ops.dispatch import ask, redact
 from reconciler.ops.entry import Entry
+from reconciler.ops.exits import exit_of_error
 from reconciler.ops.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def command(ctx: click.Context, /, allow_acts: bool, answer_bytes: int, **given:
             _allow(settings, globals_)
         serve(settings, operator=globals_.operator, allow_acts=allow_acts, answer_bytes=answer_bytes)
     except ReconcilerError as error:
-        answer = Answer("mcp", redact({"error": error.as_dict()}), exit_code_of(error), 0.0)
+        answer = Answer("mcp", redact({"error": error.as_dict()}), exit_of_error(error), 0.0)
         terminal.show(answer, as_json=globals_.as_json)
         ctx.exit(answer.exit_code)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reconciler.core.jobs import Job
 from reconciler.core.model import DEFAULT_LIMITS, Limits
@@ -14,13 +14,6 @@ from reconciler.ops.entry import Entry
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
-
-EXIT_DONE: Final = 0
-EXIT_ERROR: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_NEEDS_PERSON: Final = 3
-EXIT_NOT_ACCEPTED: Final = 4
-EXIT_UNAVAILABLE: Final = 75
 
 
 class Progress(Protocol):
@@ -115,10 +108,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reader's answer."""
+    """A reader's answer. What it means for the exit code stands in `exits`."""
 
     payload: dict[str, Any]
-    exit_code: int = EXIT_DONE
     # For the audit of an act: what it was done to.
     session_id: str | None = None
     submission_id: str | None = None

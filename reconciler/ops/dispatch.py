@@ -15,9 +15,10 @@ from importlib import import_module
 from typing import Any, Final
 
 from reconciler.core.hints import with_followup_hints
-from reconciler.errors import DatabaseInvalid, DatabaseUnavailable, InvalidInput, ReconcilerError
-from reconciler.ops.asking import EXIT_ERROR, EXIT_UNAVAILABLE, EXIT_USAGE, Answer, Asked, Desk, Reply
+from reconciler.errors import InvalidInput, ReconcilerError, RowUnreadable
+from reconciler.ops.asking import Answer, Asked, Desk, Reply
 from reconciler.ops.entry import Audit, Database, Entry
+from reconciler.ops.exits import EXIT_USAGE, exit_of_answer, exit_of_error
 from reconciler.ops.registry import entry_of
 
 # Longest list of names that an error repeats.
@@ -36,24 +37,16 @@ def ask(name: str, params: Mapping[str, Any] | None, desk: Desk) -> Answer:
         reply = _answer(asked)
     except ReconcilerError as error:
         payload = redact({"error": error.as_dict()})
-        return Answer(name, payload, exit_code_of(error), time.monotonic() - started)
+        return Answer(name, payload, exit_of_error(error), time.monotonic() - started)
     except (ValueError, KeyError, TypeError) as error:
         # A stored value that something else wrote: whoever asks is looking at just such a row, and needs words.
-        unreadable = DatabaseInvalid(
-            f"cannot read what is stored: {type(error).__name__}: {error}",
-            hint="`reconciler fsck` names the row; mend its value with SQL, or restore it from a backup",
-        )
+        unreadable = RowUnreadable(f"cannot read what is stored: {type(error).__name__}: {error}")
         payload = redact({"error": unreadable.as_dict()})
-        return Answer(name, payload, exit_code_of(unreadable), time.monotonic() - started)
+        return Answer(name, payload, exit_of_error(unreadable), time.monotonic() - started)
     payload = redact(reply.payload)
     if desk.hints:
         payload = with_followup_hints(name, payload)
-    return Answer(name, payload, reply.exit_code, time.monotonic() - started)
-
-
-def exit_code_of(error: ReconcilerError) -> int:
-    """Return the exit code that goes with *error*."""
-    return EXIT_UNAVAILABLE if isinstance(error, DatabaseUnavailable) else EXIT_ERROR
+    return Answer(name, payload, exit_of_answer(name, asked.params, payload), time.monotonic() - started)
 
 
 def usage_error(message: str, hint: str | None = None) -> Answer:

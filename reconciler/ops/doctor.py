@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from reconciler.ops.asking import EXIT_DONE, EXIT_ERROR, EXIT_NEEDS_PERSON, EXIT_UNAVAILABLE, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Database, Entry, Example
 from reconciler.ops.render import Payload, Style, plain
 from reconciler.ops.shapes import FLAG, TEXT, listing, maybe, shape, words
@@ -48,7 +48,6 @@ def doctor(asked: Asked) -> Reply:
     found = examine(asked.desk.engine, limits=asked.desk.limits, settings=settings)
     statuses = {finding.status for finding in found.findings}
     worst = next(word for word in (Severity.ERROR, Severity.WARNING, Severity.OK) if word in {*statuses, Severity.OK})
-    code = {Severity.ERROR: EXIT_ERROR, Severity.WARNING: EXIT_NEEDS_PERSON, Severity.OK: EXIT_DONE}[worst]
     return Reply(
         {
             "database": asked.desk.database_name,
@@ -63,8 +62,7 @@ def doctor(asked: Asked) -> Reply:
                 }
                 for finding in found.findings
             ],
-        },
-        code if found.reachable else EXIT_UNAVAILABLE,
+        }
     )
 
 

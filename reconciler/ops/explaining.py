@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from reconciler.core.model import Inspection, Limits, SubmissionInspection
+from reconciler.core.model import Limits, SubmissionInspection
 from reconciler.core.states import DecisionAction, Reason
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import InvalidInput
@@ -43,7 +43,7 @@ def explain(asked: Asked) -> Reply:
         following: dict[str, Any] = {**_NOTHING, "rule": NOTHING_LEFT}
         plan_shown = None
     else:
-        inspection = None if ahead.facts.inspection_error is not None else _inspection(ahead.inspection, row)
+        inspection = None if ahead.facts.inspection_error is not None else _inspection(ahead, row)
         following = _held(row, ahead) if _waits_held(row, ahead) else _next(ahead)
         plan_shown = _plan_payload(ahead.plan, plan if ahead.decision.reason is Reason.DECISION_STANDS else None)
     payload = {
@@ -149,7 +149,9 @@ def _budgets(row: Row, limits: Limits) -> dict[str, Any]:
 # --- what the record shows -------------------------------------------------------------------------------------------
 
 
-def _inspection(found: Inspection, row: Row) -> dict[str, Any]:
+def _inspection(ahead: Preview, row: Row) -> dict[str, Any]:
+    found = ahead.inspection
+    names = {(call.entry_id, call.position): call.call_id for call in ahead.open_calls}
     return {
         "state": found.state.value,
         "detail": found.detail.value,
@@ -160,8 +162,8 @@ def _inspection(found: Inspection, row: Row) -> dict[str, Any]:
         "unresolved_tool_calls": list(found.unresolved_tool_calls),
         "interior_open_calls": list(found.interior_open_calls),
         "dispatch": [
-            {"entry_id": entry_id, "position": position, "dispatch": word.value}
-            for (entry_id, position), word in found.dispatch.items()
+            {"entry_id": key[0], "position": key[1], "call_id": names.get(key), "dispatch": word.value}
+            for key, word in found.dispatch.items()
         ],
         "stopped_by": found.stopped_by,
         "unlogged_calls_possible": found.unlogged_calls_possible,
@@ -190,7 +192,7 @@ def _recorded_inspection(row: Row, recorded: Row | None) -> dict[str, Any]:
         "unresolved_tool_calls": rest.get("unresolved_tool_calls", []),
         "interior_open_calls": rest.get("interior_open_calls", []),
         "dispatch": [
-            {"entry_id": entry_id, "position": position, "dispatch": word}
+            {"entry_id": entry_id, "position": position, "call_id": None, "dispatch": word}
             for entry_id, position, word in rest.get("dispatch", [])
         ],
         "stopped_by": rest.get("stopped_by"),

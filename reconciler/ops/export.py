@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from reconciler.errors import InvalidInput
-from reconciler.ops.asking import EXIT_DONE, EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Entry, Example, Kind, Parameter
 from reconciler.ops.render import Payload, Style, plain
 from reconciler.ops.shapes import COUNT, FLAG, TEXT, listing, maybe, shape, words
@@ -117,7 +117,6 @@ def export(asked: Asked) -> Reply:
             "problems": list(report.problems),
             "dry_run": asked.dry_run,
         },
-        EXIT_NEEDS_PERSON if report.problems else EXIT_DONE,
     )
 
 

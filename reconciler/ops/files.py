@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from reconciler.ops.asking import EXIT_ERROR, EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.service.inspect_files import FileProgress, inspect_paths
 
 
 def inspect(asked: Asked) -> Reply:
-    """Answer `inspect`. Exit code 3 where a record is damaged."""
+    """Answer `inspect`."""
     payload = inspect_paths(
         asked["files"],
         all_prompts=asked["all_prompts"],
         progress=_progress(asked),
         **({} if asked["format"] is None else {"format": asked["format"]}),
     )
-    return Reply(payload, exit_code(payload))
+    return Reply(payload)
 
 
 def import_files(asked: Asked) -> Reply:
-    """Carry out `import`. Exit code 3 where a record is damaged, 1 where a file could not be imported."""
+    """Carry out `import`."""
     from reconciler.service.ingest import IngestOptions, import_paths
 
     options = IngestOptions(
@@ -38,16 +37,9 @@ def import_files(asked: Asked) -> Reply:
     sessions = {file["session_id"] for file in payload["files"]}
     return Reply(
         payload,
-        EXIT_ERROR if payload["failed"] else exit_code(payload),
         session_id=sessions.pop() if len(sessions) == 1 else None,
         changed=changed,
     )
-
-
-def exit_code(payload: dict[str, Any]) -> int:
-    """Return 3 where a record is damaged: a person has to look at it."""
-    damaged = any(submission["integrity"] for file in payload["files"] for submission in file["submissions"])
-    return EXIT_NEEDS_PERSON if damaged else 0
 
 
 def _progress(asked: Asked) -> Callable[[FileProgress], None]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from reconciler.core.canonical import canonical_json
-from reconciler.ops.asking import EXIT_DONE, EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
 from reconciler.ops.render import Payload, Style, plain
 from reconciler.ops.shapes import COUNT, FLAG, TEXT, listing, maybe, shape, words
@@ -130,7 +130,6 @@ def check(asked: Asked) -> Reply:
             "not_shown": list(NOT_SHOWN),
             "dry_run": asked.dry_run,
         },
-        EXIT_NEEDS_PERSON if report.left else EXIT_DONE,
         changed=report.repaired > 0,
     )
 

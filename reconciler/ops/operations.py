@@ -27,7 +27,7 @@ from reconciler.errors import (
     StoreConflict,
     StoreFault,
 )
-from reconciler.ops.asking import EXIT_DONE, EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
 from reconciler.ops.operations_shape import BULK_FILTERS, ITEMS_SHOWN, OPERATION, OPERATION_LIST
 from reconciler.ops.render import Column, Payload, Style, plain, table, when
@@ -298,8 +298,7 @@ def _bulk_reply(asked: Asked, found: Operation, items: list[dict[str, Any]]) -> 
                 **counts,
                 "items": items,
             },
-        },
-        EXIT_NEEDS_PERSON if counts["refused"] or counts["pending"] else EXIT_DONE,
+        }
     )
 
 
@@ -486,10 +485,9 @@ def list_(asked: Asked) -> Reply:
     return Reply({"operations": [_shown(one) for one in found]})
 
 
-def _reply(asked: Asked, found: Operation, items: list[dict[str, Any]], *, result: str, exit_code: int = 0) -> Reply:
+def _reply(asked: Asked, found: Operation, items: list[dict[str, Any]], *, result: str) -> Reply:
     return Reply(
         {**_shown(found), "result": result, "dry_run": asked.dry_run, "items": items},
-        exit_code,
         changed=result == "done",
     )
 
@@ -527,10 +525,7 @@ def resume(asked: Asked) -> Reply:
     params = {parameter.name: parameter.default for parameter in entry.parameters}
     params |= parsed(found.parameters) | {"reason": found.reason}
     done = _work_off(replace(asked, entry=entry, params=params), found.operation_id)
-    counts = _counts(done)
-    items = _shown_items(asked, done.operation_id, ("refused",))
-    code = EXIT_NEEDS_PERSON if counts["refused"] or counts["pending"] else EXIT_DONE
-    return _reply(asked, done, items, result="done", exit_code=code)
+    return _reply(asked, done, _shown_items(asked, done.operation_id, ("refused",)), result="done")
 
 
 def cancel(asked: Asked) -> Reply:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from reconciler.ops.asking import EXIT_ERROR, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.values import instant
 from reconciler.store import queries
 from reconciler.store.engine import require_schema, schema_state
 
 
 def status(asked: Asked) -> Reply:
-    """Answer `status`. Exit code 1 where the database has another schema: then nothing else can be told of it.
+    """Answer `status`. Where the database has another schema, nothing else can be told of it.
 
     Raises:
         SchemaMismatch: it holds no version of ours, or there is no such file.
@@ -20,7 +20,7 @@ def status(asked: Asked) -> Reply:
     if not state.matches and state.found is not None:
         unknown = dict.fromkeys(asked.entry.payload["properties"])
         found = {"found": state.found, "needed": state.needed}
-        return Reply({**unknown, "schema": found, "database": asked.desk.database_name}, EXIT_ERROR)
+        return Reply({**unknown, "schema": found, "database": asked.desk.database_name})
     require_schema(asked.desk.engine, for_writing=False)
     with asked.reading() as conn:
         counts = queries.count_all(conn, overdue_s=asked.desk.limits.overdue_s)

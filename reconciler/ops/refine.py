@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reconciler.core.refine import DEFAULT_EDIT_BUDGET, EditBudget, EditCandidate, RefineVerdict
 from reconciler.errors import InvalidInput
-from reconciler.ops.asking import EXIT_DONE, EXIT_NOT_ACCEPTED, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
 from reconciler.ops.refine_plot import sparkline
 from reconciler.ops.render import Column, Payload, Style, plain, table, when
@@ -280,16 +280,14 @@ def open_epoch(asked: Asked) -> Reply:
 
 
 def gate(asked: Asked) -> Reply:
-    """Carry out `refine gate`. Exit code 4 where any verdict was another than `accepted`."""
+    """Carry out `refine gate`."""
     candidates, keys = _candidates(asked)
     answers = _gate(asked).gate_many(
         asked["subject"], candidates, step_keys=keys, epoch=asked["epoch"], dry_run=asked.dry_run
     )
     listed = [_answer(answer) for answer in answers]
-    accepted = all(answer.accepted for answer in answers)
     return Reply(
         {**listed[-1], "answers": listed, "dry_run": asked.dry_run},
-        EXIT_DONE if accepted else EXIT_NOT_ACCEPTED,
         changed=any(answer.number is not None and not answer.repeated for answer in answers),
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reconciler.core.slots import ON_TIME_S, slot_name
 from reconciler.errors import Conflict, InvalidInput
-from reconciler.ops.asking import EXIT_DONE, EXIT_ERROR, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Audit, Database, Entry, Example, Kind, Parameter
 from reconciler.ops.render import Column, Payload, Style, plain, table, when
 from reconciler.ops.shapes import ANY, COUNT, FLAG, INSTANT, NUMBER, TEXT, listing, maybe, shape, words
@@ -295,7 +295,7 @@ def _locked(conn: Connection, name: str) -> Any:
 
 
 def run(asked: Asked) -> Reply:
-    """Carry out `schedule run`. Exit code 1 where the slot could not admit what it should have."""
+    """Carry out `schedule run`."""
     from reconciler.ops.audit import audit_row
     from reconciler.store.audit import write_audit
 
@@ -325,7 +325,6 @@ def run(asked: Asked) -> Reply:
         submission_id=fired.submission_id,
         found=None if found is None else dict(found),
         message=message,
-        exit_code=EXIT_DONE if fired.error is None else EXIT_ERROR,
     )
 
 
@@ -364,7 +363,6 @@ def _reply(
     session_id: str | None = None,
     submission_id: str | None = None,
     found: dict[str, Any] | None = None,
-    exit_code: int = EXIT_DONE,
 ) -> Reply:
     return Reply(
         {
@@ -378,7 +376,6 @@ def _reply(
             "message": message,
             "dry_run": asked.dry_run,
         },
-        exit_code,
         session_id=session_id,
         submission_id=submission_id,
         changed=result == "done",

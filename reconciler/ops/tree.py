@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from reconciler.core.model import OpenCall, SessionEntry
 from reconciler.core.pairing import describe_open_calls, open_refs, pair_tree
-from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.graph import draw
 from reconciler.ops.naming import no_such_session
 from reconciler.ops.values import instant, text_of_stored, texts
@@ -23,7 +23,7 @@ _PAYLOAD_CHARS_MIN: Final = 65536
 
 
 def show(asked: Asked) -> Reply:
-    """Answer `show`. Exit code 3 where the active path is damaged."""
+    """Answer `show`."""
     session_id = asked["session"]
     with asked.reading() as conn:
         session = queries.session_row(conn, session_id)
@@ -66,7 +66,7 @@ def show(asked: Asked) -> Reply:
             for row, line in zip(ordered, graph, strict=True)
         ],
     }
-    return Reply(payload, EXIT_NEEDS_PERSON if damage else 0)
+    return Reply(payload)
 
 
 def _active_path(conn: Connection, session: Row, rows: Sequence[Row], limit: int) -> tuple[list[Row], str | None]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from reconciler.core.model import Detail, SubmissionInspection
-from reconciler.ops.asking import EXIT_NEEDS_PERSON, Asked, Reply
+from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Database, Entry, Example, Kind, Parameter
 from reconciler.ops.parameters import FORMAT
 from reconciler.ops.render import Payload, Style, plain
@@ -104,17 +104,13 @@ ENTRIES: Final = (
 
 
 def watch(asked: Asked) -> Reply:
-    """Look once. On one desk the looks at the same sources belong together: later ones tell what changed.
-
-    Exit code 3 where a record is damaged.
-    """
+    """Look once. On one desk the looks at the same sources belong together: later ones tell what changed."""
     found = _watcher(asked).round()
     shown = [
         _change(change)
         for change in found.changes
         if asked["all"] or change.standing.value in _TOLD or (change.was is not None and change.was.value in _TOLD)
     ]
-    damaged = any(change["standing"] == "damaged" for change in shown)
     payload = {
         "sources": found.sources,
         "read": list(found.read),
@@ -122,7 +118,7 @@ def watch(asked: Asked) -> Reply:
         "standings": found.standings,
         "changes": shown,
     }
-    return Reply(payload, EXIT_NEEDS_PERSON if damaged else 0)
+    return Reply(payload)
 
 
 def _watcher(asked: Asked) -> Watcher:

@@ -211,5 +211,5 @@ def test_a_stored_value_that_cannot_be_read_comes_as_an_error_in_words(crashed: 
     with engine.begin() as conn:
         conn.execute(sa.update(decisions).values(evidence="{"))
     error = crashed.refused("explain", submission="never-begun")
-    assert "database_invalid" == error["code"]
+    assert "row_unreadable" == error["code"]
     assert "fsck" in error["hint"]

@@ -18,9 +18,10 @@ from reconciler.bootstrap import open_desk
 from reconciler.config import Flags, Settings, load
 from reconciler.entrypoints.commands import terminal
 from reconciler.errors import InvalidInput, ReconcilerError
-from reconciler.ops.asking import EXIT_USAGE, Answer
-from reconciler.ops.dispatch import ask, exit_code_of, redact
+from reconciler.ops.asking import Answer
+from reconciler.ops.dispatch import ask, redact
 from reconciler.ops.entry import Database, Entry, Kind, Parameter
+from reconciler.ops.exits import EXIT_USAGE, exit_of_error
 
 # Verbs whose answers may be longer than a screen.
 _PAGED: Final = frozenset({"list", "show", "explain", "config show"})
@@ -101,7 +102,7 @@ def make_command(
             code = (run or ask_once)(call)
         except ReconcilerError as error:
             # Before dispatch: the configuration, or a payload that could not be read.
-            answer = Answer(entry.name, redact({"error": error.as_dict()}), exit_code_of(error), 0.0)
+            answer = Answer(entry.name, redact({"error": error.as_dict()}), exit_of_error(error), 0.0)
             terminal.show(answer, as_json=globals_.as_json)
             code = answer.exit_code
         finally:
