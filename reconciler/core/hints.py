@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from reconciler.core.model import CallDispatch
 from reconciler.core.refine import RefineVerdict
-from reconciler.core.states import DecisionAction, Reason
+from reconciler.core.states import DecisionAction, Reason, SessionOrigin, SubmissionStatus
 
 MAX_FOLLOWUP_HINTS: Final = 2
 FOLLOWUP_KEY: Final = "followUp"
@@ -138,6 +139,34 @@ def _epochs_spent(payload: Payload) -> int | None:
             if used is not None and used == epoch.get("max"):
                 return used
     return None
+
+
+# What `resolve` takes: a call that may have run, of work that waits, in a session of our own. A call that is proven not
+# to have started has no effect that a person could find out about.
+_IDLE: Final = frozenset({SubmissionStatus.QUEUED.value, SubmissionStatus.WAITING.value})
+
+
+def _may_have_run(call: Any) -> bool:
+    return isinstance(call, Mapping) and call.get("dispatch") in (CallDispatch.STARTED, CallDispatch.UNKNOWN)
+
+
+def _unknown_effects(payload: Payload) -> list[str] | None:
+    """Fire where open calls of a submission that nobody works on may have run; the value is their ids."""
+    status = payload.get("status")
+    if payload.get("origin") != SessionOrigin.NATIVE or not isinstance(status, str) or status not in _IDLE:
+        return None
+    names = [call.get("call_id") for call in _values(payload, "inspection.dispatch") if _may_have_run(call)]
+    return [name for name in names if isinstance(name, str) and name] or None
+
+
+def _open_unknown(payload: Payload) -> int | None:
+    """Fire where open calls of a session at rest, with work to do, may have run; the value is their number."""
+    if payload.get("origin") != SessionOrigin.NATIVE:
+        return None
+    found = [value for value in _values(payload, "submissions.status") if isinstance(value, str)]
+    if SubmissionStatus.RUNNING in found or _IDLE.isdisjoint(found):
+        return None
+    return _count(sum(1 for call in _values(payload, "open_calls") if _may_have_run(call)))
 
 
 def _failed_checks(name: str) -> Callable[[Payload], str | None]:
@@ -292,8 +321,8 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     FollowupHintRule(
         "explain",
         "resolve",
-        "inspection.unresolved_tool_calls",
-        _texts("inspection.unresolved_tool_calls"),
+        "inspection.dispatch",
+        _unknown_effects,
         lambda value, _p: f"what became of {_many(len(value), 'tool call')} is unknown ({_some(value)})",
     ),
     FollowupHintRule(
@@ -324,8 +353,8 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "show",
         "resolve",
         "open_calls",
-        _listed("open_calls"),
-        lambda value, _p: f"{_many(value, 'tool call')} without a result",
+        _open_unknown,
+        lambda value, _p: f"{_many(value, 'tool call')} without a result that may have run",
     ),
     # inspect
     FollowupHintRule(

@@ -236,7 +236,8 @@ _ACTS: Final = (
             required=True,
             choices=("happened", "not-happened", "diverged", "unreadable"),
         ),
-        details="The finding becomes the call's result, which the model reads. The last two leave the submission held.",
+        details="The finding becomes the call's result, which the model reads. The last two leave the submission held."
+        " A call that the record proves never started is resolved as not-happened only.",
         examples=(
             Example("reconciler resolve SESSION CALL --as happened --reason 'seen in the ledger'", "it took effect"),
         ),

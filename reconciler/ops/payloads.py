@@ -158,7 +158,8 @@ INSPECTION: Final = shape(
     leaf_entry_id=maybe(TEXT),
     unresolved_tool_calls=listing(TEXT),
     interior_open_calls=listing(TEXT),
-    dispatch=listing(shape(entry_id=TEXT, position=COUNT, dispatch=words(*CallDispatch))),
+    # The call's id is null where it was settled: only the place was recorded.
+    dispatch=listing(shape(entry_id=TEXT, position=COUNT, call_id=maybe(TEXT), dispatch=words(*CallDispatch))),
     stopped_by=maybe(TEXT),
     unlogged_calls_possible=FLAG,
     integrity=maybe(TEXT),

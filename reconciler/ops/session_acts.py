@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
+from reconciler.core.model import CallDispatch
 from reconciler.core.states import Reason
 from reconciler.core.terms import tool_marker_entry_id
 from reconciler.errors import AmbiguousId, Conflict, NotFound
@@ -61,6 +62,8 @@ _FINDINGS: Final = {
     "diverged": "a person checked: the call had another effect than it should have had",
     "unreadable": "a person checked: what the call did cannot be found out",
 }
+# The one finding that a call can have which is proven not to have started.
+_NOT_STARTED_IS: Final = "not-happened"
 _LEAVES_HELD: Final = frozenset({"diverged", "unreadable"})
 
 
@@ -77,6 +80,15 @@ def resolve(asked: Asked) -> Reply:
         _refuse_live(conn, session_id, f'resolve a call of session "{session_id}"')
         found, _ = gathered(conn, asked, session_id, head)
         call = _open_call(found, asked["call"], session_id)
+        if call.dispatch is CallDispatch.NOT_STARTED and finding != _NOT_STARTED_IS:
+            raise Conflict(
+                f'cannot resolve call "{call.call_id}" of session "{session_id}" as {finding}: the record proves that'
+                " it never started (its writer logs each start before the tool runs, and there is none)",
+                detail={"entry_id": call.entry_id, "position": call.position, "dispatch": call.dispatch.value},
+                hint=f"leave it: the next attempt tells the model that it never started; or say so now, with --as"
+                f" {_NOT_STARTED_IS}. If the effect is there all the same, another call or program made it: tell the"
+                f" model by a new prompt, or end the work ({command('abort', f'{session_id}/{head}')})",
+            )
         text = _FINDINGS[finding]
         store.record_result(
             conn,

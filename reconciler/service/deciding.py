@@ -14,7 +14,7 @@ from datetime import datetime
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.core.due import may_judge_lease
-from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, SubmissionFacts
+from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, OpenCall, SubmissionFacts
 from reconciler.core.policy import decide
 from reconciler.core.states import AttemptEnd, DecisionAction
 from reconciler.core.subturn import ResumePlan
@@ -193,6 +193,8 @@ class Preview:
     plan: ResumePlan | None
     now: datetime
     reconcile_at: datetime | None
+    # The calls of the inspection's ``dispatch``, with their ids.
+    open_calls: tuple[OpenCall, ...] = ()
 
 
 def preview(
@@ -217,4 +219,12 @@ def preview(
         planned = decider.decide(conn, rows, around)
         plans = decider.plans(conn, planned)
     one = planned[0]
-    return Preview(one.gathered.inspection, one.facts, one.decision, plans[one.key], around.now, rows[0].reconcile_at)
+    return Preview(
+        one.gathered.inspection,
+        one.facts,
+        one.decision,
+        plans[one.key],
+        around.now,
+        rows[0].reconcile_at,
+        one.gathered.evidence.open_calls,
+    )

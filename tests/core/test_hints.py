@@ -20,6 +20,12 @@ from reconciler.core.hints import (
     with_followup_hints,
 )
 
+
+def calls(*names: str, dispatch: str = "unknown") -> list[dict[str, Any]]:
+    """Return open calls as payloads have them."""
+    return [{"entry_id": "e", "position": 0, "call_id": name, "dispatch": dispatch} for name in names]
+
+
 # One payload for each rule, in the order of the table: tool, payload, trigger value, text.
 FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     (
@@ -58,7 +64,7 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     ("explain", {"next": {"action": "hold"}}, "hold", "it waits for a person: release it, settle it or abort it"),
     (
         "explain",
-        {"inspection": {"unresolved_tool_calls": ["c1", "c2", "c3", "c4"]}},
+        {"origin": "native", "status": "queued", "inspection": {"dispatch": calls("c1", "c2", "c3", "c4")}},
         ["c1", "c2", "c3", "c4"],
         "what became of 4 tool calls is unknown (c1, c2, c3 and 1 more)",
     ),
@@ -80,7 +86,12 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
         ["write_failed"],
         "the session is in quarantine (write_failed)",
     ),
-    ("show", {"open_calls": [{"call_id": "c1"}]}, 1, "1 tool call without a result"),
+    (
+        "show",
+        {"origin": "native", "submissions": [{"status": "waiting"}], "open_calls": calls("c1")},
+        1,
+        "1 tool call without a result that may have run",
+    ),
     (
         "inspect",
         {"files": [{"problems": [{"line": 3}]}, {"problems": [{"line": 4}, {"line": 9}]}]},
@@ -203,6 +214,33 @@ def test_hints_stand_in_a_shallow_copy_in_table_order_and_at_most_two() -> None:
             "message": "2 submissions claimable for too long: is a runner up?",
         },
     ] == answer["followUp"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Proven not to have started: there is nothing to find out, and `resolve` refuses all but that.
+        {"dispatch": "not_started"},
+        {"origin": "mirrored"},
+        {"status": "running"},
+        {"status": "settled"},
+    ],
+)
+def test_nobody_is_sent_to_resolve_what_it_refuses(change: dict[str, str]) -> None:
+    open_calls = calls("c1", dispatch=change.get("dispatch", "started"))
+    status = change.get("status", "queued")
+    explained = {"origin": "native", "status": status, "inspection": {"dispatch": open_calls}} | change
+    shown = {"origin": "native", "submissions": [{"status": status}], "open_calls": open_calls} | change
+    assert () == followup_hints("explain", explained)
+    assert () == followup_hints("show", shown)
+
+
+def test_of_several_calls_those_are_named_that_may_have_run() -> None:
+    open_calls = [*calls("never", dispatch="not_started"), *calls("ran", dispatch="started"), *calls("perhaps")]
+    (hint,) = followup_hints(
+        "explain", {"origin": "native", "status": "queued", "inspection": {"dispatch": open_calls}}
+    )
+    assert ["ran", "perhaps"] == hint.trigger["value"]
 
 
 def test_a_schema_that_was_never_laid_is_behind_too() -> None:

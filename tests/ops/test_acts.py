@@ -30,7 +30,10 @@ ANSWERED = "b64b06e5"
 
 def _audits(engine: Engine) -> list[tuple[str, str, str | None]]:
     with engine.connect() as conn:
-        return [tuple(row) for row in conn.execute(sa.select(audit.c.verb, audit.c.operator, audit.c.reason))]
+        return [
+            tuple(row)
+            for row in conn.execute(sa.select(audit.c.verb, audit.c.operator, audit.c.reason).order_by(audit.c.at))
+        ]
 
 
 def _row(engine: Engine, submission_id: str) -> Any:
@@ -312,6 +315,51 @@ def test_a_finding_that_explains_nothing_leaves_it_held(crashed: Front, engine: 
     crashed.get("release", submission=TOOLS, reason="repaired by hand")
     crashed.ask("once")
     assert None is _row(engine, TOOLS).held_at
+
+
+@pytest.fixture
+def never_started(front: Front, database_url: str) -> Front:
+    """Give the desk after a runner that logs starts gave back a turn with one started call and one that was not."""
+    with Runner(database_url, owner="runner-1") as runner:
+        runner.submit("chat", "work", {"text": "go"})
+        (attempt,) = runner.claim()
+        attempt.begin()
+        said = NewEntry(
+            role="assistant",
+            stop_reason="tool_use",
+            tool_call_ids=("ran", "never"),
+            payload="thinking",
+            starts_logged=True,
+        )
+        attempt.append([said])
+        attempt.start("ran")
+    return front
+
+
+@pytest.mark.parametrize("finding", ["happened", "diverged", "unreadable"])
+def test_a_call_that_never_started_has_no_effect_to_find_out(
+    never_started: Front, engine: Engine, finding: str
+) -> None:
+    before = _dump(engine)
+    error = never_started.refused("resolve", session="chat", call="never", **{"as": finding})
+    assert "conflict" == error["code"]
+    assert f'call "never" of session "chat" as {finding}' in error["message"]
+    assert "never started" in error["message"]
+    assert ("not-happened" in error["hint"], "abort chat/work" in error["hint"]) == (True, True)
+    assert "not_started" == error["detail"]["dispatch"]
+    assert before == _dump(engine)
+
+
+def test_a_call_that_never_started_is_resolved_as_such_and_the_started_one_as_found(never_started: Front) -> None:
+    explained = never_started.ask("explain", submission="work")
+    calls = explained.payload["inspection"]["dispatch"]
+    assert [("ran", "started"), ("never", "not_started")] == [(one["call_id"], one["dispatch"]) for one in calls]
+    hints = [hint for hint in explained.payload["followUp"] if hint["tool"] == "resolve"]
+    assert [["ran"]] == [hint["trigger"]["value"] for hint in hints]
+    assert "done" == never_started.get("resolve", session="chat", call="never", **{"as": "not-happened"})["result"]
+    assert "done" == never_started.get("resolve", session="chat", call="ran", **{"as": "happened"})["result"]
+    after = never_started.get("explain", submission="work")
+    assert ([], "tool_results_ready") == (after["inspection"]["dispatch"], after["inspection"]["detail"])
 
 
 # --- production, mirrored --------------------------------------------------------------------------------------------
