@@ -40,6 +40,9 @@ def _migrate(conn: Connection) -> None:
     with context.begin_transaction():
         if is_postgresql(conn):
             _prepare_postgresql(conn, schema_of(conn) or schema)
+        check = config.attributes.get("check")
+        if check is not None:
+            check(conn)
         context.run_migrations()
 
 
@@ -53,6 +56,10 @@ def _prepare_postgresql(conn: Connection, name: str) -> None:
     if there is None:
         conn.exec_driver_sql(f"CREATE SCHEMA {quoted}")
     conn.exec_driver_sql(f"SET LOCAL search_path = {quoted}")
+    # Programs at work read the version inside each transaction that writes: those that have read it end first, later
+    # ones wait and find the new one. SQLite's one write lock does the same.
+    if conn.execute(sa.text("SELECT to_regclass(:name)"), {"name": f"{quoted}.{VERSION_TABLE}"}).scalar() is not None:
+        conn.exec_driver_sql(f"LOCK TABLE {VERSION_TABLE} IN ACCESS EXCLUSIVE MODE")
 
 
 def _run_offline() -> None:

@@ -21,3 +21,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     ${downgrades if downgrades else "raise NotImplementedError"}
+
+
+def would_lose(conn: sa.Connection) -> list[str]:
+    """Return what a downgrade would lose, in words: what the columns and tables hold that it drops."""
+    raise NotImplementedError

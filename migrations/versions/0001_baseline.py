@@ -1260,3 +1260,30 @@ def downgrade() -> None:
     op.drop_table("decisions")
     op.drop_table("audit")
     op.drop_table("attempts")
+
+
+def would_lose(conn: sa.Connection) -> list[str]:
+    """Return the tables that hold what a downgrade would drop."""
+    tables = (
+        "attempts",
+        "audit",
+        "decisions",
+        "entries",
+        "entry_payloads",
+        "instances",
+        "operation_items",
+        "operations",
+        "passes",
+        "refine_epochs",
+        "refine_steps",
+        "rejected_edits",
+        "schedule_jobs",
+        "schedule_slots",
+        "sessions",
+        "settled_ids",
+        "sources",
+        "submissions",
+        "superseded_payloads",
+    )
+    found = ((name, conn.execute(sa.text(f"SELECT EXISTS (SELECT 1 FROM {name})"))) for name in tables)
+    return [name for name, there in found if there.scalar()]

@@ -279,9 +279,9 @@ class Daemon:
         """Run one pass; return the pause before the next try where it did not get through, else None."""
         try:
             self._contact.ping()
-            if not self._schema_checked:
-                require_schema(self._engine)
-                self._schema_checked = True
+            # Every round, so that an idle daemon ends too; what a pass writes is guarded in its own transactions.
+            require_schema(self._engine, for_writing=not self._schema_checked)
+            self._schema_checked = True
             report = self._pass()
         except SchemaMismatch as error:
             # Somebody upgraded it below us, or it is another database: not ours to write to (I16).

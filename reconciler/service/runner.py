@@ -40,7 +40,15 @@ from reconciler.store.admission import prepare as prepare_submission
 from reconciler.store.attempts import Ending
 from reconciler.store.claims import ClaimCall, Claimed, ClaimResult, Holder, claim
 from reconciler.store.dialect import Clock, is_postgresql, system_clock
-from reconciler.store.engine import DEFAULT_SCHEMA, EngineSettings, make_engine, read, require_schema, run_transaction
+from reconciler.store.engine import (
+    DEFAULT_SCHEMA,
+    EngineSettings,
+    keep_requiring_schema,
+    make_engine,
+    read,
+    require_schema,
+    run_transaction,
+)
 from reconciler.store.fence import LeaseEnded
 from reconciler.store.instances import Instance
 from reconciler.store.new_entries import require_id
@@ -87,7 +95,8 @@ class Runner:
 
     Raises:
         InvalidInput: a duration is not sound (a lease of zero or of a year, a beat that is longer than half a lease).
-        SchemaMismatch: the database has another schema.
+        SchemaMismatch: the database has another schema. Any later call that writes raises it, and writes nothing, once
+            the schema was upgraded below this program.
     """
 
     def __init__(
@@ -134,6 +143,8 @@ class Runner:
                 pool_timeout_s=quick,
             ),
         )
+        # Below another schema no lease is renewed either: the program that knows it takes the work over.
+        keep_requiring_schema(self._beat_engine)
         self._presence = _presence(self.owner, beat_s) if beat_by_itself else None
         self._beater = Beater(
             self._beat_engine, self.limits, beat_s=beat_s, clock=process_clock, presence=self._presence

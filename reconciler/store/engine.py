@@ -10,6 +10,7 @@ import random
 import re
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _NAME_OPTION: Final = "reconciler_database"
 _SCHEMA_OPTION: Final = "reconciler_schema"
 _PATH_OPTION: Final = "reconciler_path"
 _READ_ONLY_OPTION: Final = "reconciler_read_only"
+_REQUIRED_OPTION: Final = "reconciler_required"
 
 # PostgreSQL cuts longer identifiers off; "pg_" is reserved.
 _IDENTIFIER: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_$]{0,62}\Z")
@@ -198,6 +200,13 @@ def make_private_folder(path: Path) -> None:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Required:
+    """Whether every transaction of an engine that writes asks for the schema first (see `keep_requiring_schema`)."""
+
+    always: bool = False
+
+
 def make_engine(
     database_url: str,
     *,
@@ -214,6 +223,7 @@ def make_engine(
         _NAME_OPTION: database_name(url),
         _SCHEMA_OPTION: settings.schema,
         _READ_ONLY_OPTION: settings.read_only,
+        _REQUIRED_OPTION: _Required(),
     }
     if url.drivername.startswith("sqlite"):
         return _sqlite_engine(url, settings, options)
@@ -290,6 +300,30 @@ def _sqlite_connect(path: Path, settings: EngineSettings) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
+
+
+def scratch_engine(database: str) -> Engine:
+    """Return an engine on an empty SQLite database in memory, which is gone with it: what a dry run plans against where
+    there is no database yet. No file is made. Errors name it as *database*.
+    """
+    uri = f"file:reconciler-{uuid.uuid4().hex}?mode=memory&cache=shared"
+
+    def connect() -> sqlite3.Connection:
+        conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        conn.execute("PRAGMA foreign_keys=ON")
+        conn.execute("PRAGMA trusted_schema=OFF")
+        return conn
+
+    options = {
+        CLOCK_OPTION: system_clock,
+        _NAME_OPTION: database,
+        _READ_ONLY_OPTION: False,
+        _REQUIRED_OPTION: _Required(),
+    }
+    # The database lives as long as one connection does: the pool keeps them.
+    engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, execution_options=options)
+    sa.event.listen(engine, "begin", _sqlite_begin)
+    return engine
 
 
 def _sqlite_prepare(conn: sqlite3.Connection, path: Path, settings: EngineSettings) -> None:
@@ -398,6 +432,8 @@ def _milliseconds(seconds: float) -> int:
 @contextmanager
 def _writing(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as conn, conn.begin():
+        if engine.get_execution_options()[_REQUIRED_OPTION].always:
+            _require_still(conn)
         yield conn
 
 
@@ -560,6 +596,25 @@ def require_schema(engine: Engine, *, for_writing: bool = True) -> None:
         raise _mismatch(state, name_of(engine))
     if for_writing:
         _require_writable(engine)
+    keep_requiring_schema(engine)
+
+
+def keep_requiring_schema(engine: Engine) -> None:
+    """Refuse every later transaction that writes by *engine* once the schema is another one. `require_schema` calls it.
+
+    It may be upgraded below a program that runs for months. The version is read inside the transaction, and an upgrade
+    waits for the transactions that have read it: nothing of an older program lands in a newer schema (I16).
+    """
+    engine.get_execution_options()[_REQUIRED_OPTION].always = True
+
+
+_READ_VERSION: Final = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608
+
+
+def _require_still(conn: Connection) -> None:
+    versions = [str(row[0]) for row in conn.exec_driver_sql(_READ_VERSION)]
+    if versions != [SCHEMA_NEEDED]:
+        raise _mismatch(SchemaState(", ".join(sorted(versions)) or None, empty=False), name_of(conn))
 
 
 def _require_writable(engine: Engine) -> None:

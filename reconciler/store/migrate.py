@@ -7,6 +7,7 @@ of the daemon needs none of this.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from reconciler.errors import InvalidInput, SchemaMismatch
+from reconciler.errors import Conflict, InvalidInput, SchemaMismatch
 from reconciler.store.dialect import translate_error
 from reconciler.store.engine import (
     DEFAULT_SCHEMA,
@@ -99,12 +100,15 @@ def upgrade(
             engine.dispose()
 
 
-def downgrade(database: Engine, target: str) -> SchemaChange:
-    """Take the database back to the revision *target* (``base`` for none of ours). What newer tables held is lost.
+def downgrade(database: Engine, target: str, *, lose: bool = False) -> SchemaChange:
+    """Take the database back to the revision *target* (``base`` for none of ours), in one transaction.
+
+    Refused where that would lose what is stored, unless *lose* says that it may.
 
     Raises:
         InvalidInput: *target* is no revision.
         SchemaMismatch: as `upgrade`.
+        Conflict: something would be lost; nothing was changed.
     """
     if target != "base" and target not in SCHEMA_REVISIONS:
         raise InvalidInput(f'cannot downgrade to "{target}": the revisions are base, {", ".join(SCHEMA_REVISIONS)}')
@@ -114,8 +118,23 @@ def downgrade(database: Engine, target: str) -> SchemaChange:
     position = 0 if before.found is None else SCHEMA_REVISIONS.index(before.found) + 1
     steps = tuple(reversed(SCHEMA_REVISIONS[keep:position]))
     if steps:
-        _run(database, "downgrade", target)
+        _run(database, "downgrade", target, check=None if lose else lambda conn: _require_no_loss(conn, steps))
     return SchemaChange(before.found, None if target == "base" else target, steps)
+
+
+def _require_no_loss(conn: Connection, steps: tuple[str, ...]) -> None:
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(alembic_config(conn))
+    lost: list[str] = []
+    for step in steps:
+        lost += script.get_revision(step).module.would_lose(conn)
+    if lost:
+        raise Conflict(
+            f"cannot downgrade {name_of(conn)} by {', '.join(steps)}: what stands in {', '.join(lost)} would be lost",
+            detail={"would_lose": lost},
+            hint="restore the backup from before the upgrade, or go on with the newer program",
+        )
 
 
 def current(database: str | Engine, *, settings: EngineSettings = DEFAULT_SETTINGS) -> SchemaState:
@@ -180,10 +199,12 @@ def _engine(database: str | Engine, settings: EngineSettings) -> tuple[Engine, b
     return make_engine(database, settings=replace(settings, create=True)), True
 
 
-def _run(engine: Engine, act: str, target: str) -> None:
+def _run(engine: Engine, act: str, target: str, *, check: Callable[[Connection], None] | None = None) -> None:
     from alembic import command
 
     config = alembic_config(engine, schema=schema_of(engine) or DEFAULT_SCHEMA)
+    # Called once nobody else can write any more, in the transaction that changes the schema.
+    config.attributes["check"] = check
     try:
         getattr(command, act)(config, target)
     except (sa.exc.SQLAlchemyError, OSError) as error:
