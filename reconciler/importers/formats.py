@@ -178,12 +178,16 @@ _FORMATS: Final = (
         "yes since 1.18 (crash runs); not known before",
         "`MessageAbortedError`, or a rejected permission, in a session that has a person to ask",
         (
-            "of each call: pending (never started), running, finished",
+            "of each call: running (started), finished",
             "partial text of a response",
             "reverts, compaction, provider errors, prompts in the queue",
         ),
-        ("messages in the tables of a newer version, which are refused",),
-        "crash runs of 1.18.33",
+        (
+            "that a pending call never started: the program writes that a tool runs when its loop comes to the event,"
+            " and the SDK below it starts the tool without waiting for that",
+            "messages in the tables of a newer version, which are refused",
+        ),
+        "crash runs of 1.18.33; the program's and its SDK's source, for what a pending part means",
     ),
     StoreFormat(
         opencode.EXPORT_FORMAT,

@@ -2,9 +2,16 @@
 
 Sources: the program's tables and message types; crash runs of 1.18.33. A message is a row and so is each of its parts,
 and both are rewritten in place while the model speaks and its tools run: whoever reads again replaces what changed. A
-session is linear, by time and id; an assistant message names the prompt it answers. A tool's part goes from pending to
-running before the tool starts, so that starts are logged; what was rejected or done stands there as its result. An
-assistant's message is there, empty, before the model is asked: without a finish it is open, whatever it holds.
+session is linear, by time and id; an assistant message names the prompt it answers. A tool's part goes from pending
+(its arguments come in) to running; what was rejected or done stands there as its result. An assistant's message is
+there, empty, before the model is asked: without a finish it is open, whatever it holds.
+
+A part that says "pending" does not prove that its tool has not started. The program's loop over the model's events
+writes "running" when it comes to the event of the whole call (packages/opencode/src/session/processor.ts, "tool-call"),
+but the tool is started by the SDK that makes those events, as the call passes through it, without waiting for the loop
+(vercel/ai packages/ai/src/generate-text/run-tools-transformation.ts: the execution is not awaited), and nothing in the
+tools waits for the row (prompt.ts, ``execute``). So starts are not logged: what is running has started, what is pending
+is not known.
 """
 
 from __future__ import annotations
@@ -549,7 +556,6 @@ class _Build:
             content=content,
             error_retryable=retryable,
             stopped_by=stopped_by,
-            starts_logged=bool(calls),
         )
         self._add(entry, tuple(step.lines), at, message_id, None)
         for part, call in zip(step.tools, calls, strict=True):

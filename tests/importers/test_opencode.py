@@ -48,7 +48,8 @@ def test_tools_of_one_open_row_are_told_apart_by_their_state(store: Opencode) ->
     store.tool("prt_b", "msg_2", "c2", "running").tool("prt_c", "msg_2", "c3", "pending")
     session = look(store)
     assert ("continuable", "tool_batch_partial") == verdict(session)
-    assert {"c2": "started", "c3": "not_started"} == dispatch(session)
+    # The SDK starts a tool without waiting until its part says so: pending proves nothing.
+    assert {"c2": "started", "c3": "unknown"} == dispatch(session)
 
 
 def test_all_tools_done_in_an_open_row_still_lack_the_answer(store: Opencode) -> None:
