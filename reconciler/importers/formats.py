@@ -183,8 +183,10 @@ _FORMATS: Final = (
             "reverts, compaction, provider errors, prompts in the queue",
         ),
         (
-            "that a pending call never started: the program writes that a tool runs when its loop comes to the event,"
-            " and the SDK below it starts the tool without waiting for that",
+            (
+                "that a pending call never started: the program writes that a tool runs when its loop comes to the event,"
+                " and the SDK below it starts the tool without waiting for that"
+            ),
             "messages in the tables of a newer version, which are refused",
         ),
         "crash runs of 1.18.33; the program's and its SDK's source, for what a pending part means",
