@@ -184,8 +184,8 @@ _FORMATS: Final = (
         ),
         (
             (
-                "that a pending call never started: the program writes that a tool runs when its loop comes to the event,"
-                " and the SDK below it starts the tool without waiting for that"
+                "that a pending call never started: the program writes that a tool runs once its loop comes to that,"
+                " and the SDK below it starts the tool without waiting for it"
             ),
             "messages in the tables of a newer version, which are refused",
         ),
