@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reconciler.ops.asking import Asked, Desk, Reply
 
 
@@ -19,6 +21,18 @@ def create(desk: Desk) -> None:
     finally:
         engine.dispose()
     require_schema(desk.engine)
+
+
+def plan_without(desk: Desk) -> Desk:
+    """Return a desk for a dry run where there is no database yet: on an empty one in memory, made as the real one would
+    be. Close it.
+    """
+    from reconciler.store.engine import scratch_engine
+    from reconciler.store.migrate import upgrade
+
+    engine = scratch_engine(desk.database_name)
+    upgrade(engine)
+    return replace(desk, make_engine=lambda **_: engine, may_create=lambda: False, kept={}, _engine=engine)
 
 
 def current(asked: Asked) -> Reply:

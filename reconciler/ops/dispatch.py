@@ -10,6 +10,7 @@ import difflib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final
@@ -90,13 +91,31 @@ def _answer(asked: Asked) -> Reply:
             f"cannot {entry.name} on {desk.database_name}: it is a production database, and no reason was given",
             hint="say why with --reason TEXT: it stands in the audit",
         )
+    if entry.database is Database.CREATE and asked.dry_run and desk.may_create():
+        return _planned(asked)
     _open(asked)
-    reply = _reader(entry)(asked)
-    if not isinstance(reply, Reply):
-        raise TypeError(f"the reader of {entry.name!r} returned {type(reply).__name__}")
+    reply = _read(asked)
     if entry.audit is Audit.AFTER and reply.changed and not asked.dry_run:
         _write_audit(asked, reply)
     return reply
+
+
+def _read(asked: Asked) -> Reply:
+    reply = _reader(asked.entry)(asked)
+    if not isinstance(reply, Reply):
+        raise TypeError(f"the reader of {asked.entry.name!r} returned {type(reply).__name__}")
+    return reply
+
+
+def _planned(asked: Asked) -> Reply:
+    """Plan what would make the database and then be done in it: against an empty one, without a file."""
+    from reconciler.ops.database import plan_without
+
+    desk = plan_without(asked.desk)
+    try:
+        return _read(replace(asked, desk=desk))
+    finally:
+        desk.close()
 
 
 def _open(asked: Asked) -> None:
@@ -106,9 +125,6 @@ def _open(asked: Asked) -> None:
         case Database.NONE | Database.ANY:
             return
         case Database.CREATE if desk.may_create():
-            if asked.dry_run:
-                # A dry run makes no file: it plans against an empty database.
-                return
             from reconciler.ops.database import create
 
             create(desk)

@@ -325,24 +325,29 @@ _FILE: Final = shape(
 INSPECT: Final = shape(files=listing(_FILE))
 
 _IMPORTED: Final[Shape] = {
+    # Of which something was written: each once, however many files hold it.
     "sessions": COUNT,
+    # Files, and sessions of databases, that gave something new, and those that gave nothing.
+    "files": COUNT,
+    "files_unchanged": COUNT,
     "entries": COUNT,
     "submissions": COUNT,
     "entries_rewritten": COUNT,
     "entries_removed": COUNT,
     # Submissions for which evidence came after their outcome.
     "late_evidence": listing(TEXT),
-    # Sessions that are native now.
+    # Sessions that this call made native.
     "owned": listing(TEXT),
 }
 
 IMPORT: Final = shape(
     files=listing(
-        # ``unchanged`` says why nothing was written: the same content, or the store knows more of the session.
-        with_optional(_FILE, imported=shape(**_IMPORTED, unchanged=maybe(words("same", "older_copy"))))
+        # ``unchanged`` says why nothing was written: the same content, the store knows more of the session, or the
+        # session is native and what the file says is in its record.
+        with_optional(_FILE, imported=shape(**_IMPORTED, unchanged=maybe(words("same", "older_copy", "owned"))))
     ),
     imported=shape(**_IMPORTED),
-    # Files that could not be imported; each has its error among its problems.
+    # Files, and sessions of databases, that could not be imported; each has its error among its problems.
     failed=COUNT,
     dry_run=FLAG,
 )

@@ -264,11 +264,6 @@ def open_epoch(asked: Asked) -> Reply:
     most = asked["max"]
     floor = min(DEFAULT_EDIT_BUDGET.floor, most) if asked["floor"] is None else asked["floor"]
     budget = EditBudget(most, floor)
-    if asked.dry_run and asked.desk.may_create():
-        raise InvalidInput(
-            f"cannot plan in {asked.desk.database_name}: there is no database yet",
-            hint="the real call makes it; or make it with `reconciler db upgrade`",
-        )
     epoch = _gate(asked).open(
         asked["subject"],
         baseline_score=asked["baseline"],

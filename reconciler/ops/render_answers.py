@@ -169,7 +169,11 @@ def _import(payload: Payload, style: Style) -> list[str]:
         lines.append("")
     verb = "would import" if payload["dry_run"] else "imported"
     done = f"{counts['sessions']} sessions, {counts['entries']} entries, {counts['submissions']} submissions"
-    lines.append(style.bold(f"{verb} {done}"))
+    lines.append(style.bold(f"{verb} {done}") + f" from {counts['files']} files")
+    if counts["files_unchanged"]:
+        whys = Counter(file["imported"]["unchanged"] for file in payload["files"] if "imported" in file)
+        why = ", ".join(f"{text} {whys[word]}" for word, text in _UNCHANGED.items() if whys[word])
+        lines.append(f"nothing new in {counts['files_unchanged']} files: {why}")
     if states:
         lines.append("their prompts: " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())))
     if counts["owned"]:
@@ -179,6 +183,10 @@ def _import(payload: Payload, style: Style) -> list[str]:
     if payload["failed"]:
         lines.append(style.paint(f"{payload['failed']} files could not be imported", 31))
     return lines
+
+
+# Why a file gave nothing new.
+_UNCHANGED: Final = {"same": "unchanged", "older_copy": "older copies", "owned": "native here already"}
 
 
 # --- work ------------------------------------------------------------------------------------------------------------

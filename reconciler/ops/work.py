@@ -51,11 +51,6 @@ def submit(asked: Asked) -> Reply:
         ),
         limits=asked.desk.limits,
     )
-    if asked.dry_run and asked.desk.may_create():
-        # No database yet: there is nothing that it could contradict.
-        return _admitted(
-            asked, Admitted(*prepared.key, status=SubmissionStatus.QUEUED, ticket=1, created=True, admitted_at=None)
-        )
 
     def work(conn: Connection) -> Reply:
         reply = _admitted(asked, admit(conn, [prepared])[0])

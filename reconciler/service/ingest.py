@@ -27,7 +27,16 @@ from reconciler.service.inspect_files import (
     read_file,
     unreadable_payload,
 )
-from reconciler.service.session_import import Imported, IngestOptions, Owning, Place, SessionImport, own_session
+from reconciler.service.session_import import (
+    OWNED_HINT,
+    Imported,
+    IngestOptions,
+    Owning,
+    Place,
+    Planned,
+    SessionImport,
+    own_session,
+)
 from reconciler.service.spool import Spool
 from reconciler.store import ingest_reads as stored
 from reconciler.store.engine import read
@@ -66,15 +75,17 @@ def import_paths(
     failed = len(refused)
     # A session may stand in several files, the whole one last: it is made native once all of them are in.
     owning: list[Owning] = []
+    # What a dry run would have written so far.
+    planned: dict[str, Planned] = {}
     contradicted: set[str] = set()
     for name in names:
         try:
             if is_database(name, options.format):
-                listed, failures = _import_database(engine, name, options, progress, total, owning)
+                listed, failures = _import_database(engine, name, options, progress, total, owning, planned)
                 failed += failures
             else:
                 with opened(name, stdin) as file:
-                    listed = _import_file(engine, file, options, progress, total, owning)
+                    listed = _import_file(engine, file, options, progress, total, owning, planned)
         except ReconcilerError as error:
             if is_bystander(name, named, error):
                 continue
@@ -125,6 +136,7 @@ def _import_database(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
+    planned: dict[str, Planned],
 ) -> tuple[list[dict[str, Any]], int]:
     """Import the sessions of a database of another program, each by itself; return payloads and how many failed."""
     listed: list[dict[str, Any]] = []
@@ -133,7 +145,7 @@ def _import_database(
         sessions = database.sessions()
         for session in sessions:
             try:
-                listed += _import_session(engine, session, options, progress, total, owning)
+                listed += _import_session(engine, session, options, progress, total, owning, planned)
             except ReconcilerError as error:
                 if len(sessions) == 1 or isinstance(error, StoreFault):
                     raise
@@ -151,6 +163,7 @@ def _import_session(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
+    planned: dict[str, Planned],
 ) -> list[dict[str, Any]]:
     """Import one session of a database: rows may have been rewritten in place, so it is read whole and compared.
 
@@ -160,20 +173,22 @@ def _import_session(
     detection = session.detection
     with read(engine) as conn:
         source = stored.source_row(conn, session.locator, detection.format)
-    _may_import(session, source, options)
+    is_owned = source is not None and source.owned_at is not None
+    if not is_owned:
+        _may_import(session, options)
     with Spool() as spool:
         result = session.read(spool)
-        unchanged = (
-            source is not None
-            and not source.is_importing
-            and source.content_digest == result.digest
-            and not options.all_prompts
-        )
+        same = source is not None and not source.is_importing and source.content_digest == result.digest
+        if is_owned and not same:
+            raise _owned_and_changed(session, source)
+        why = "owned" if is_owned else "same" if same and not options.all_prompts else None
         done: list[Imported] = []
         for found in result.sessions:
-            work = SessionImport(engine, session, session.locator, source, result, found, spool, options, progress)
-            imported = Imported(unchanged="same") if unchanged else work.run()
-            if options.own:
+            work = SessionImport(
+                engine, session, session.locator, source, result, found, spool, options, progress, planned
+            )
+            imported = work.run() if why is None else Imported.nothing(why)
+            if options.own and imported.unchanged != "owned":
                 owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)
@@ -181,12 +196,16 @@ def _import_session(
     return list(_with_counts(file_payloads(name, result, detection, all_prompts=options.all_prompts), done))
 
 
-def _may_import(place: Place, source: stored.SourceRow | None, options: IngestOptions) -> None:
-    if source is not None and source.owned_at is not None:
-        raise SourceOwned(
-            f'cannot import "{place.name}": its session is native here since {source.owned_at:%Y-%m-%d %H:%M} UTC',
-            hint="its runners write the session now; the file is no longer its record",
-        )
+def _owned_and_changed(place: Place, source: stored.SourceRow | None) -> SourceOwned:
+    since = None if source is None else source.owned_at
+    return SourceOwned(
+        f'cannot import "{place.name}": its session is native here since {since:%Y-%m-%d %H:%M} UTC, and it has changed'
+        " since then",
+        hint=OWNED_HINT,
+    )
+
+
+def _may_import(place: Place, options: IngestOptions) -> None:
     if options.own and not options.force and place.age_s() < options.quiet_s:
         raise SourceNotQuiet(
             f'cannot own "{place.name}": it was written to {place.age_s():.0f} s ago, less than {options.quiet_s:.0f} s'
@@ -207,6 +226,7 @@ def _import_file(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
+    planned: dict[str, Planned],
 ) -> list[dict[str, Any]]:
     detection = detect(file.stream, file.name) if options.format == AUTO else Detection(options.format, "as named")
     locator = file.locator
@@ -215,11 +235,14 @@ def _import_file(
         locator = f"-:{_digest(file.stream)}"
     with read(engine) as conn:
         source = stored.source_row(conn, locator, detection.format)
-    _may_import(file, source, options)
+    is_owned = source is not None and source.owned_at is not None
+    if not is_owned:
+        _may_import(file, options)
     same = source is not None and not source.is_importing and source.content_digest == _digest(file.stream)
+    why = "owned" if is_owned else "same" if same and not options.all_prompts else None
     with Spool() as spool:
         # An unchanged file is read for its verdicts alone; where a row may be wanted, its payload is too.
-        sink: PayloadSink = NullSink() if same and not options.all_prompts else spool
+        sink: PayloadSink = spool if why is None or not same else NullSink()
         result, detection = read_file(
             file,
             format=detection.format,
@@ -228,11 +251,14 @@ def _import_file(
             prefix_bytes=source.bytes_read if source is not None else None,
             reason=detection.reason,
         )
+        if is_owned and not same and source is not None and source.content_digest != result.digest:
+            # A last line that was cut off is in the file's digest, and no part of what was read.
+            raise _owned_and_changed(file, source)
         done: list[Imported] = []
         for session in result.sessions:
-            work = SessionImport(engine, file, locator, source, result, session, spool, options, progress)
-            imported = Imported(unchanged="same") if sink is not spool else work.run()
-            if options.own:
+            work = SessionImport(engine, file, locator, source, result, session, spool, options, progress, planned)
+            imported = work.run() if why is None else Imported.nothing(why)
+            if options.own and imported.unchanged != "owned":
                 owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)

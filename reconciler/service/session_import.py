@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,10 @@ PIECE_ENTRIES: Final = 2_000
 PIECE_BYTES: Final = 8 * 1024 * 1024
 _TRIES: Final = 5
 _PROBLEMS_STORED: Final = 100
+OWNED_HINT: Final = (
+    "stop the program that goes on writing it: the runners here write the session now, and what it adds is not in the"
+    " record here. Submit it here, or import the file into another database"
+)
 _SAID: Final = frozenset({ROLE_USER, ROLE_SIGNAL, ROLE_ASSISTANT, ROLE_TOOL_RESULT})
 
 
@@ -76,19 +80,26 @@ class IngestOptions:
 class Imported:
     """What an import did, or would do."""
 
-    sessions: int = 0
+    # Those of which something was written, each once, however many files hold it.
+    session_ids: set[str] = field(default_factory=set)
+    # Files, and sessions of databases: those that gave something new, and those that gave nothing.
+    files: int = 0
+    files_unchanged: int = 0
     entries: int = 0
     submissions: int = 0
     rewritten: int = 0
     removed: int = 0
     late_evidence: list[str] = field(default_factory=list)
     owned: list[str] = field(default_factory=list)
-    # Why nothing was written: ``same`` (nothing new) or ``older_copy`` (the store knows more of the session).
+    # Why nothing was written: ``same`` (nothing new), ``older_copy`` (the store knows more of the session) or ``owned``
+    # (the session is native, and what the source says is in its record).
     unchanged: str | None = None
 
     def add(self, other: Imported) -> None:
         """Count *other* in."""
-        self.sessions += other.sessions
+        self.session_ids |= other.session_ids
+        self.files += other.files
+        self.files_unchanged += other.files_unchanged
         self.entries += other.entries
         self.submissions += other.submissions
         self.rewritten += other.rewritten
@@ -96,10 +107,17 @@ class Imported:
         self.late_evidence += other.late_evidence
         self.owned += other.owned
 
+    @classmethod
+    def nothing(cls, why: str) -> Imported:
+        """Return what a source came to that gave nothing new."""
+        return cls(files_unchanged=1, unchanged=why)
+
     def payload(self) -> dict[str, Any]:
         """Return the counts as the JSON of `import` has them."""
         return {
-            "sessions": self.sessions,
+            "sessions": len(self.session_ids),
+            "files": self.files,
+            "files_unchanged": self.files_unchanged,
             "entries": self.entries,
             "submissions": self.submissions,
             "entries_rewritten": self.rewritten,
@@ -107,6 +125,18 @@ class Imported:
             "late_evidence": self.late_evidence,
             "owned": self.owned,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A session as a dry run would have left it: what a later file of the same call is compared with.
+
+    ``digests`` are of each entry's columns and payload, by its id.
+    """
+
+    session: stored.SessionRow
+    digests: Mapping[str, int]
+    submissions: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +208,11 @@ class SessionImport:
         spool: Spool,
         options: IngestOptions,
         progress: ProgressCallback | None,
+        planned: dict[str, Planned],
     ) -> None:
         self._engine = engine
+        # Of a dry run; empty, and stays so, where files are imported.
+        self._planned = planned
         self._file = file
         self._source = source
         self._locator = locator
@@ -220,9 +253,13 @@ class SessionImport:
         found = self._compare()
         session = found.session
         if session is not None and session.origin is not SessionOrigin.MIRRORED:
+            if not (found.added or found.rewritten):
+                return Imported.nothing("owned")
             raise SourceOwned(
-                f'cannot import "{self._file.name}": session "{session.session_id}" is native here',
-                hint="its runners write the session; the file is not its record",
+                f'cannot import "{self._file.name}": session "{session.session_id}" is native here, and the file says'
+                f" what its record does not ({len(found.added)} entries are new, {found.rewritten} differ)",
+                detail={"session_id": session.session_id},
+                hint=OWNED_HINT,
             )
         if session is not None and session.source_id not in (None, self._source_id):
             if found.rewritten or (found.gone and found.added):
@@ -234,22 +271,61 @@ class SessionImport:
                     hint="import the file that is the session's record, the other one into another database",
                 )
             if found.gone:
-                return Imported(unchanged="older_copy")
+                return Imported.nothing("older_copy")
         finish = self._finish(found)
         if self._says_nothing_new(found, finish):
-            return Imported(unchanged="same")
+            return Imported.nothing("same")
         imported = Imported(
-            sessions=1,
+            session_ids={self._session.session_id},
+            files=1,
             entries=len(found.added),
             submissions=len(finish.submissions),
             rewritten=found.rewritten,
             removed=len(found.gone),
         )
-        if not self._options.dry_run:
+        if self._options.dry_run:
+            with read(self._engine) as conn:
+                imported.late_evidence = stored.settled_among(conn, self._session.session_id, list(finish.touched))
+            self._plan(found, finish)
+        else:
             done = self._write(found, finish)
             imported.submissions = len(done.submissions_added)
             imported.late_evidence = list(done.late)
         return imported
+
+    def _plan(self, found: _Difference, finish: store.Finish) -> None:
+        session_id = self._session.session_id
+        before = self._planned.get(session_id)
+        admitted = {submission.submission_id for submission in finish.submissions}
+        self._planned[session_id] = Planned(
+            stored.SessionRow(
+                session_id,
+                SessionOrigin.MIRRORED,
+                version=0 if found.version is None else found.version,
+                leaf_entry_id=finish.leaf_entry_id,
+                last_seq=0,
+                source_id=self._source_id,
+            ),
+            {imported.entry.id: self._entry_digest(at) for at, imported in enumerate(self._session.entries)},
+            frozenset(admitted if before is None else admitted | before.submissions),
+        )
+
+    def _entry_digest(self, at: int) -> int:
+        # Compared within this process alone.
+        return hash((self._columns(at), self._text(at)))
+
+    def _compare_planned(self, found: _Difference, planned: Planned) -> None:
+        ids = set()
+        for at, imported in enumerate(self._session.entries):
+            entry_id = imported.entry.id
+            ids.add(entry_id)
+            digest = planned.digests.get(entry_id)
+            if digest is None:
+                found.added.append((at, at))
+            elif digest != self._entry_digest(at):
+                found.changed.append((at, at, stored.StoredEntry(at, ()), True))
+                found.rewritten += 1
+        found.gone += [(0, entry_id) for entry_id in planned.digests if entry_id not in ids]
 
     def _compare(self) -> _Difference:
         session_id = self._session.session_id
@@ -262,6 +338,12 @@ class SessionImport:
             self._find_second_settlements(stored.settlements(conn, session_id))
             for batch in _batches([submission.submission_id for submission in self._wanted()]):
                 found.known |= stored.admitted(conn, session_id, batch)
+            planned = self._planned.get(session_id)
+            if planned is not None:
+                found.session, found.known = planned.session, found.known | planned.submissions
+                found.unsettled |= planned.submissions
+                self._compare_planned(found, planned)
+                return found
             places = self._compare_entries(conn, found)
             if found.session is not None:
                 after = -1

@@ -169,6 +169,16 @@ def unsettled_submissions(conn: Connection, session_id: str) -> set[str]:
     return set(conn.execute(chosen).scalars())
 
 
+def settled_among(conn: Connection, session_id: str, ids: Sequence[str]) -> list[str]:
+    """Return those of the submissions *ids* that are settled: evidence of them comes too late."""
+    chosen = sa.select(submissions.c.id).where(
+        submissions.c.session_id == session_id,
+        sa.text("status = 'settled'"),
+        in_list(conn, submissions.c.id, list(ids)),
+    )
+    return list(conn.execute(chosen).scalars())
+
+
 def settlements(conn: Connection, session_id: str) -> dict[str, str]:
     """Return the settlement entries that are stored, ours or the source's: submission to entry."""
     chosen = sa.select(entries.c.submission_id, entries.c.id).where(

@@ -15,6 +15,7 @@ import pytest
 
 from reconciler import __version__
 from reconciler.entrypoints.cli import main, make_cli
+from reconciler.ops.entry import Database
 from reconciler.ops.registry import REGISTRY
 from tests.ops.schema_check import faults
 from tests.support.databases import PostgreSQLDatabases
@@ -69,6 +70,36 @@ def test_the_embedded_default_needs_no_set_up(run: Run, tmp_path: Path) -> None:
     assert 0 == run("submit", "s", "p", '{"text": "hi"}').code
     assert 0o600 == database.stat().st_mode & 0o777
     assert 1 == run("status", "--json").json["submissions"]["queued"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["import", str(SESSIONS)],
+        ["import", str(SESSIONS), "--own", "--force"],
+        ["submit", "s", "p", '{"text": "hi"}'],
+        ["refine", "open", "skill", "--baseline", "0.5"],
+    ],
+    ids=" ".join,
+)
+def test_what_makes_the_database_can_be_tried_without_one_and_writes_no_file(
+    run: Run, tmp_path: Path, call: list[str]
+) -> None:
+    tried = run(*call, "--dry-run", "--json")
+    assert [] == list(tmp_path.iterdir())
+    done = run(*call, "--json")
+    assert tried.code == done.code
+
+    def told(ran: Ran) -> dict[str, Any]:
+        # What only the real call can know.
+        return {name: value for name, value in ran.json.items() if name not in ("admitted_at", "opened_at", "dry_run")}
+
+    assert told(done) == told(tried)
+
+
+def test_every_verb_that_makes_the_database_is_tried_above() -> None:
+    makes = {name for name, entry in REGISTRY.items() if entry.database is Database.CREATE}
+    assert {"import", "submit", "refine open"} == makes
 
 
 def test_a_database_with_another_schema_is_never_made_over(run: Run, tmp_path: Path) -> None:
@@ -173,7 +204,9 @@ def test_the_whole_incident_in_commands(run: Run) -> None:
     assert "| o " in shown.out
     assert 3 == run("explain", "e781b1bd-eaab-4954-9feb-dc0e61f7f897").code
     again = run("import", str(SESSIONS / "pi-answered.jsonl"), "--json")
-    assert (1, "source_owned") == (again.code, again.json["error"]["code"])
+    assert (0, "owned") == (again.code, again.json["files"][0]["imported"]["unchanged"])
+    assert 3 == run("import", str(SESSIONS), "--own").code, "a damaged record stays one"
+    assert "nothing new in 11 files: native here already 11" in run("import", str(SESSIONS), "--own").out
 
 
 def test_files_are_inspected_without_any_database(run: Run, tmp_path: Path) -> None:

@@ -496,14 +496,99 @@ def test_a_session_that_two_files_of_one_call_contradict_is_not_owned(engine: En
     assert ["mirrored"] == [row.origin for row in rows(engine, schema.sessions)]
 
 
-def test_an_owned_source_is_never_imported_again(engine: Engine, tmp_path: Path, pi: Path) -> None:
+def test_an_owned_source_is_never_imported_again_and_to_ask_for_it_twice_is_no_error(
+    engine: Engine, tmp_path: Path, pi: Path
+) -> None:
+    first = run(engine, pi, own=True, force=True)
+    assert [PI_SESSION] == first["imported"]["owned"]
+    before = dump(engine, times=True)
+    copy = write(tmp_path / "copy.jsonl", [pi.read_bytes()])
+    # Not forced: what is owned already has no quiet to wait for.
+    for path, options in ((pi, {"own": True}), (pi, {}), (pi, {"all_prompts": True}), (copy, {}), (tmp_path, {})):
+        payload = run(engine, path, **options)
+        assert {"owned"} == {file["imported"]["unchanged"] for file in payload["files"]}
+        assert (0, []) == (payload["failed"], payload["imported"]["owned"])
+        assert (0, 0, 0) == counts(payload)
+    assert before == dump(engine, times=True)
+
+
+def test_a_file_that_its_program_goes_on_writing_after_it_was_owned_is_a_conflict(
+    engine: Engine, tmp_path: Path, pi: Path
+) -> None:
     run(engine, pi, own=True, force=True)
     before = dump(engine, times=True)
-    with pytest.raises(SourceOwned, match="is native here since"):
-        run(engine, pi)
-    with pytest.raises(SourceOwned, match="is native here"):
-        run(engine, write(tmp_path / "copy.jsonl", [pi.read_bytes()]))
+    grown = [pi.read_bytes(), Pi().user("late", parent="a2").lines[-1]]
+    copy = write(tmp_path / "copy.jsonl", grown)
+    write(pi, grown)
+    for own in (True, False):
+        with pytest.raises(SourceOwned, match=r"is native here since .*, and it has changed since then") as told:
+            run(engine, pi, own=own, force=True)
+        assert "stop the program" in str(told.value.hint)
+    with pytest.raises(SourceOwned, match=r"is native here, and the file says what its record does not \(1 entries"):
+        run(engine, copy)
     assert before == dump(engine, times=True)
+
+
+def _shapes(tmp_path: Path) -> dict[str, Path]:
+    """Folders in which files share sessions, in every way that was met."""
+    whole = Pi().user("u1").assistant("a1").user("u2").lines
+    other = Pi().user("u1").assistant("a2").lines
+    shapes: dict[str, dict[str, list[object]]] = {
+        "a copy": {"a": whole, "b": whole},
+        "a backup before": {"a": whole[:-1], "b": whole},
+        "a backup behind": {"a": whole, "b": whole[:-1]},
+        "a contradiction": {"a": Pi().user("u1").assistant("a1").lines, "b": other},
+        "two sessions": {"a": whole, "b": Claude().user("x").lines},
+        "one that cannot be read": {"a": whole, "b": [b"no session"]},
+    }
+    found = {}
+    for name, files in shapes.items():
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        for file, lines in files.items():
+            write(folder / f"{file}.jsonl", lines)
+        found[name] = folder
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "a copy",
+        "a backup before",
+        "a backup behind",
+        "a contradiction",
+        "two sessions",
+        "one that cannot be read",
+    ],
+)
+def test_a_dry_run_counts_what_the_import_does(engine: Engine, tmp_path: Path, shape: str, own: bool) -> None:
+    folder = _shapes(tmp_path)[shape]
+    for _ in range(2):
+        # The second round: against what is stored.
+        tried = run(engine, folder, own=own, force=True, dry_run=True)
+        done = run(engine, folder, own=own, force=True)
+        assert {**done, "dry_run": True} == tried
+    assert len({row.id for row in rows(engine, schema.sessions)}) == (2 if shape == "two sessions" else 1)
+
+
+def test_sessions_are_counted_once_however_many_files_hold_them(engine: Engine, tmp_path: Path) -> None:
+    payload = run(engine, _shapes(tmp_path)["a backup before"])
+    assert (1, 2, 0) == tuple(payload["imported"][name] for name in ("sessions", "files", "files_unchanged"))
+    again = run(engine, tmp_path / "a-backup-before")
+    assert (0, 0, 2) == tuple(again["imported"][name] for name in ("sessions", "files", "files_unchanged"))
+
+
+def test_a_dry_run_tells_of_evidence_that_comes_too_late(engine: Engine, tmp_path: Path) -> None:
+    session = Pi().user("u1").assistant("a1")
+    path = write(tmp_path / "x.jsonl", session.lines)
+    run(engine, path)
+    reconcile_once(engine)
+    write(path, session.assistant("a2").lines)
+    tried = run(engine, path, dry_run=True)
+    assert ["u1"] == tried["imported"]["late_evidence"]
+    assert {**run(engine, path), "dry_run": True} == tried
 
 
 def test_a_dry_run_counts_and_writes_nothing(engine: Engine, pi: Path) -> None:

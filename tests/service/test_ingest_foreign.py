@@ -160,7 +160,10 @@ def test_a_session_can_be_owned_when_its_database_is_quiet(engine: Engine, tmp_p
         import_paths(engine, [store.name], IngestOptions(own=True))
     owned = import_paths(engine, [store.name], IngestOptions(own=True, force=True))
     assert ["a"] == owned["imported"]["owned"]
-    with pytest.raises(SourceOwned):
+    again = import_paths(engine, [store.name], IngestOptions(own=True))
+    assert (0, ["owned"]) == (again["failed"], [file["imported"]["unchanged"] for file in again["files"]])
+    store.add(said("hello"), session="a")
+    with pytest.raises(SourceOwned, match="has changed since then"):
         import_paths(engine, [store.name])
     store.close()
 
