@@ -44,6 +44,9 @@ def _migrate(conn: Connection) -> None:
         if check is not None:
             check(conn)
         context.run_migrations()
+        after = config.attributes.get("after")
+        if after is not None:
+            after(conn)
 
 
 def _prepare_postgresql(conn: Connection, name: str) -> None:

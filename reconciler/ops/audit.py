@@ -1,20 +1,41 @@
-"""The audit row of an act that does not write it in its own transaction."""
+"""The audit row of an act, and of one that takes many transactions."""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
 from reconciler.core.canonical import canonical_json
-from reconciler.ops.asking import Asked, Reply
-from reconciler.store.audit import AuditRow, write_audit
+from reconciler.ops.asking import Asked
+from reconciler.store.audit import AuditRow, note_outcome, write_audit
 from reconciler.store.engine import run_transaction
 
 # What a person's act was given; payloads are no part of an audit.
 _LEFT_OUT = frozenset({"payload", "reason", "dry_run"})
 
 
-def record(asked: Asked, reply: Reply) -> None:
-    """Write who did what, why, and what came of it."""
-    row = audit_row(asked, reply.session_id, reply.submission_id)
-    run_transaction(asked.desk.engine, lambda conn: write_audit(conn, row))
+class Noted:
+    """An act of many transactions: its audit row lands with the first one that changes anything."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._id = uuid.uuid4().hex
+
+    def write(self, conn: Connection) -> None:
+        """Write the row, in the transaction at hand."""
+        write_audit(conn, audit_row(self._asked, None, None), audit_id=self._id)
+
+    def outcome(self, result: Mapping[str, Any], *, session_id: str | None = None) -> None:
+        """Add what the act came to; a death before leaves the row without it."""
+        text = canonical_json(result)
+        run_transaction(
+            self._asked.desk.engine,
+            lambda conn: note_outcome(conn, self._id, result=text, session_id=session_id),
+            idempotent=True,
+        )
 
 
 def audit_row(asked: Asked, session_id: str | None, submission_id: str | None) -> AuditRow:

@@ -62,11 +62,15 @@ def check(asked: Asked) -> Reply:
 
 def upgrade_schema(asked: Asked) -> Reply:
     """Carry out `db upgrade`."""
+    from reconciler.ops.audit import audit_row
+    from reconciler.store.audit import write_audit
     from reconciler.store.migrate import upgrade
 
     engine = asked.desk.make_engine(create=not asked.dry_run)
     try:
-        change = upgrade(engine, dry_run=asked.dry_run)
+        change = upgrade(
+            engine, dry_run=asked.dry_run, beside=lambda conn: write_audit(conn, audit_row(asked, None, None))
+        )
     finally:
         engine.dispose()
     found = change.before if asked.dry_run else change.after

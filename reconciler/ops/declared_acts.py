@@ -21,7 +21,7 @@ _DATABASE: Final = (
         acts=True,
         database=Database.ANY,
         dry_run=True,
-        audit=Audit.AFTER,
+        audit=Audit.INSIDE,
         details="No other verb changes a schema. Stop what uses the database, and back it up, before.",
         examples=(
             Example("reconciler db upgrade --dry-run", "which steps it would take"),
@@ -87,7 +87,7 @@ _WORK: Final = (
         acts=True,
         database=Database.CREATE,
         dry_run=True,
-        audit=Audit.AFTER,
+        audit=Audit.FIRST,
         details=(
             "An imported session is mirrored: its program goes on owning it, a pass settles only what the record"
             " proves, and anything else is advice. The same file twice changes nothing; one that grew adds what is new."

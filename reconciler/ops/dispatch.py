@@ -18,7 +18,7 @@ from typing import Any, Final
 from reconciler.core.hints import with_followup_hints
 from reconciler.errors import InvalidInput, ReconcilerError, RowUnreadable
 from reconciler.ops.asking import Answer, Asked, Desk, Reply
-from reconciler.ops.entry import Audit, Database, Entry
+from reconciler.ops.entry import Database, Entry
 from reconciler.ops.exits import EXIT_USAGE, exit_of_answer, exit_of_error
 from reconciler.ops.registry import entry_of
 
@@ -94,10 +94,7 @@ def _answer(asked: Asked) -> Reply:
     if entry.database is Database.CREATE and asked.dry_run and desk.may_create():
         return _planned(asked)
     _open(asked)
-    reply = _read(asked)
-    if entry.audit is Audit.AFTER and reply.changed and not asked.dry_run:
-        _write_audit(asked, reply)
-    return reply
+    return _read(asked)
 
 
 def _read(asked: Asked) -> Reply:
@@ -141,12 +138,6 @@ def _reader(entry: Entry) -> Any:
 
 
 # --- after ---------------------------------------------------------------------------------------------------------
-
-
-def _write_audit(asked: Asked, reply: Reply) -> None:
-    from reconciler.ops.audit import record
-
-    record(asked, reply)
 
 
 _SECRET: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]*):(?P<secret>[^\s\"]+)@")

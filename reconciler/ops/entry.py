@@ -62,8 +62,8 @@ class Audit(StrEnum):
     NONE = "none"
     # The act itself, in its own transaction.
     INSIDE = "inside"
-    # Dispatch, after the act: what it did is recorded elsewhere too.
-    AFTER = "after"
+    # The act, which takes many transactions, in the first one that changes anything.
+    FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True)

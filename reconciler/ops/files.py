@@ -21,6 +21,8 @@ def inspect(asked: Asked) -> Reply:
 
 def import_files(asked: Asked) -> Reply:
     """Carry out `import`."""
+    from reconciler.ops.audit import Noted
+    from reconciler.service.first_write import FirstWrite
     from reconciler.service.ingest import IngestOptions, import_paths
 
     options = IngestOptions(
@@ -31,15 +33,14 @@ def import_files(asked: Asked) -> Reply:
         quiet_s=asked.desk.limits.quiet_s,
         **({} if asked["format"] is None else {"format": asked["format"]}),
     )
-    payload = import_paths(asked.desk.engine, asked["files"], options, progress=_progress(asked))
-    imported = payload["imported"]
-    changed = bool(imported["entries"] or imported["submissions"] or imported["entries_removed"] or imported["owned"])
+    noted = Noted(asked)
+    first = FirstWrite(noted.write)
+    payload = import_paths(asked.desk.engine, asked["files"], options, progress=_progress(asked), first=first)
     sessions = {file["session_id"] for file in payload["files"]}
-    return Reply(
-        payload,
-        session_id=sessions.pop() if len(sessions) == 1 else None,
-        changed=changed,
-    )
+    session_id = sessions.pop() if len(sessions) == 1 else None
+    if first.landed:
+        noted.outcome({**payload["imported"], "failed": payload["failed"]}, session_id=session_id)
+    return Reply(payload, session_id=session_id, changed=first.landed)
 
 
 def _progress(asked: Asked) -> Callable[[FileProgress], None]:

@@ -89,7 +89,7 @@ ENTRIES: Final = (
         acts=True,
         database=Database.WRITE,
         dry_run=True,
-        audit=Audit.AFTER,
+        audit=Audit.FIRST,
         long=True,
     ),
     Entry(
@@ -102,7 +102,7 @@ ENTRIES: Final = (
         acts=True,
         database=Database.WRITE,
         dry_run=True,
-        audit=Audit.AFTER,
+        audit=Audit.INSIDE,
     ),
 )
 
@@ -235,7 +235,7 @@ def _previewed(asked: Asked, members: list[tuple[str, str]]) -> Reply:
         except ReconcilerError as error:
             items.append(_item(number, session_id, submission_id, "refused", error.message, error.code))
     count = len(members)
-    message = f"would {asked.entry.name} {count} submissions" if count else "the filter selects nothing"
+    message = f"{asked.entry.name} of {count} submissions" if count else "the filter selects nothing"
     return Reply(
         {
             **_nothing(asked),
@@ -505,8 +505,11 @@ def show(asked: Asked) -> Reply:
 
 def resume(asked: Asked) -> Reply:
     """Carry out `operations resume`."""
+    from reconciler.ops.audit import audit_row
     from reconciler.ops.registry import entry_of
     from reconciler.store import operations as store
+    from reconciler.store.audit import write_audit
+    from reconciler.store.engine import run_transaction
 
     found = _operation(asked, asked["operation"])
     if found.status == store.DONE:
@@ -520,6 +523,8 @@ def resume(asked: Asked) -> Reply:
     if asked.dry_run:
         items = _shown_items(asked, found.operation_id, ("pending",))
         return _reply(asked, found, items, result="would")
+    # Whoever resumes it has their name on what follows, whatever becomes of it.
+    run_transaction(asked.desk.engine, lambda conn: write_audit(conn, audit_row(asked, None, None)))
     # The act as it was given: its own parameters and reason, with whoever resumes it.
     entry = entry_of(found.verb)
     params = {parameter.name: parameter.default for parameter in entry.parameters}
@@ -531,12 +536,21 @@ def resume(asked: Asked) -> Reply:
 def cancel(asked: Asked) -> Reply:
     """Carry out `operations cancel`."""
     from reconciler.ops.acting import perform
+    from reconciler.ops.audit import audit_row
     from reconciler.store import operations as store
+    from reconciler.store.audit import write_audit
 
     found = _operation(asked, asked["operation"])
     if found.status == store.DONE:
         raise Conflict(f'cannot cancel operation "{found.operation_id}": it is done')
-    changed = perform(asked, lambda conn: store.cancel(conn, found.operation_id))
+
+    def work(conn: Connection) -> bool:
+        done = store.cancel(conn, found.operation_id)
+        if done:
+            write_audit(conn, audit_row(asked, None, None))
+        return done
+
+    changed = perform(asked, work)
     result = "already" if not changed else "would" if asked.dry_run else "done"
     return _reply(asked, _operation(asked, found.operation_id), [], result=result)
 
@@ -592,10 +606,12 @@ def _list(payload: Payload, style: Style) -> list[str]:
     )
 
 
-def _show(payload: Payload, style: Style) -> list[str]:
+def _show(payload: Payload, style: Style, *, name: str = "operations show") -> list[str]:
     parts = ", ".join(f"{name} {payload[name]}" for name in _STATUSES if payload[name])
     head = f"{payload['verb']}, {payload['status']}: {parts or 'no items'} of {payload['total']}"
     lines = [f"{style.bold(payload['operation_id'])}  {head}"]
+    if payload["result"] == "would":
+        lines.append(f"would: {_WOULD[name]} (a dry run: nothing was written)")
     if payload["filter"]:
         shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in payload["filter"].items())
         lines.append(style.dim(f"filter: {plain(shown)}"))
@@ -604,11 +620,15 @@ def _show(payload: Payload, style: Style) -> list[str]:
     return [*lines, *_item_lines(payload["items"], style)]
 
 
+_WOULD: Final[Mapping[str, str]] = MappingProxyType(
+    {"operations resume": "go on with what is pending", "operations cancel": "leave what is pending alone"}
+)
+
 RENDERERS: Final[Mapping[str, Callable[[Payload, Style], list[str]]]] = MappingProxyType(
     {
         "operations list": _list,
         "operations show": _show,
-        "operations resume": _show,
-        "operations cancel": _show,
+        "operations resume": partial(_show, name="operations resume"),
+        "operations cancel": partial(_show, name="operations cancel"),
     }
 )

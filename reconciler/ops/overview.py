@@ -45,6 +45,7 @@ def status(asked: Asked) -> Reply:
             "oldest_pending_at": instant(counts.oldest_pending_at),
             "oldest_due_at": instant(counts.oldest_due_at),
             "instances": {word: counts.instances.get(word, 0) for word in ("daemon", "runner")},
+            "daemon_beat_at": instant(counts.daemon_beat_at),
             "silent_instances": counts.silent_instances,
             "missed_slots": counts.missed_slots,
             "last_pass": None

@@ -56,8 +56,11 @@ STATUS: Final = shape(
     oldest_pending_at=maybe(INSTANT),
     oldest_due_at=maybe(INSTANT),
     instances=maybe(shape(daemon=COUNT, runner=COUNT)),
+    # The newest sign of life of a daemon that has not said good-bye.
+    daemon_beat_at=maybe(INSTANT),
     silent_instances=maybe(COUNT),
     missed_slots=maybe(COUNT),
+    # The last one that did something: a pass that finds nothing to do leaves no row.
     last_pass=maybe(shape(pass_id=TEXT, finished_at=INSTANT, took_s=NUMBER, scanned=COUNT)),
 )
 

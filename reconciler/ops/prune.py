@@ -93,7 +93,7 @@ ENTRIES: Final = (
         acts=True,
         database=Database.WRITE,
         dry_run=True,
-        audit=Audit.AFTER,
+        audit=Audit.FIRST,
         long=True,
     ),
     Entry(
@@ -120,17 +120,24 @@ ENTRIES: Final = (
 
 def prune(asked: Asked) -> Reply:
     """Carry out `prune`."""
+    from reconciler.ops.audit import Noted
+    from reconciler.service.first_write import FirstWrite
     from reconciler.service.prune import KINDS, ROWS_MAX_DEFAULT, PrunePolicy, prune_once
 
     given = {name: value for name, value in asked.params.items() if name.startswith("keep_") and value is not None}
     policy = PrunePolicy.of_settings({**asked.desk.work_settings, **given})
+    noted = Noted(asked)
+    first = FirstWrite(noted.write)
     report = prune_once(
         asked.desk.engine,
         policy,
         dry_run=asked.dry_run,
         rows_max=asked["limit"] or ROWS_MAX_DEFAULT,
         progress=lambda rows: asked.desk.progress(rows, None, "rows removed"),
+        first=first,
     )
+    if first.landed:
+        noted.outcome({"removed": {kind: count for kind, count in report.removed.items() if count}})
     return Reply(
         {
             "dry_run": asked.dry_run,
@@ -157,7 +164,6 @@ def forget(asked: Asked) -> Reply:
         session_id, submission_id = named(conn, asked)
         gone = store.forget(conn, session_id, submission_id)
         audit(conn, asked, session_id, submission_id)
-        verb = "would forget" if asked.dry_run else "forgot"
         return Reply(
             {
                 "session_id": session_id,
@@ -165,8 +171,8 @@ def forget(asked: Asked) -> Reply:
                 "result": "would" if asked.dry_run else "done",
                 "outcome": gone.outcome,
                 "settled_at": instant(gone.settled_at),
-                "message": f'{verb} that "{session_id}/{submission_id}" was settled {gone.outcome}: it may be submitted'
-                " again, and would be run",
+                "message": f'forgot that "{session_id}/{submission_id}" was settled {gone.outcome}: submitted again, it'
+                " is run again",
                 "dry_run": asked.dry_run,
             },
             session_id=session_id,

@@ -63,9 +63,10 @@ def _status(payload: Payload, style: Style) -> list[str]:
             ("oldest pending", ago(payload["oldest_pending_at"], now)),
             ("oldest due", ago(payload["oldest_due_at"], now)),
             ("daemons, runners", f"{payload['instances']['daemon']}, {payload['instances']['runner']}"),
+            ("daemon's last beat", ago(payload["daemon_beat_at"], now)),
             (
-                "last pass",
-                "none that did anything"
+                "last pass with work",
+                "none yet"
                 if last is None
                 else f"{ago(last['finished_at'], now)}, {last['scanned']} rows in {span(last['took_s'])}",
             ),

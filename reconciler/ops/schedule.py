@@ -314,9 +314,9 @@ def run(asked: Asked) -> Reply:
     if fired.error is not None:
         message = f'slot {slot_name(fired.slot_at)} of job "{name}" could not be run: {fired.error}'
     elif fired.is_work:
-        message = f'job "{name}" is done'
+        message = f'job "{name}" did its work'
     else:
-        message = f'job "{name}" has admitted "{fired.session_id}/{fired.submission_id}"'
+        message = f'job "{name}" admitted "{fired.session_id}/{fired.submission_id}"'
     return _reply(
         asked,
         "done" if fired.error is None else "failed",
@@ -342,14 +342,14 @@ def _would_run(asked: Asked, job: Job, at: datetime | None) -> Reply:
         )
     session_id = None if job.admits is None else job.admits.session_id(job.name, slot_at)
     submission_id = None if job.admits is None else job.submission_id(slot_at)
-    what = "do its work" if job.admits is None else f'admit "{session_id}/{submission_id}"'
+    what = "did its work" if job.admits is None else f'admitted "{session_id}/{submission_id}"'
     return _reply(
         asked,
         "would",
         slot_at=slot_at,
         session_id=session_id,
         submission_id=submission_id,
-        message=f'job "{job.name}" would {what}',
+        message=f'job "{job.name}" {what}',
     )
 
 

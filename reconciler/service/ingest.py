@@ -17,6 +17,7 @@ from reconciler.errors import ReconcilerError, SourceConflict, SourceNotQuiet, S
 from reconciler.importers.base import NullSink, PayloadSink
 from reconciler.importers.detect import AUTO, Detection, check_format, detect
 from reconciler.importers.files import STDIN, SessionFile, opened, session_files
+from reconciler.service.first_write import FirstWrite
 from reconciler.service.foreign import ForeignSession, is_database, opened_database
 from reconciler.service.inspect_files import (
     ProgressCallback,
@@ -33,8 +34,8 @@ from reconciler.service.session_import import (
     IngestOptions,
     Owning,
     Place,
-    Planned,
     SessionImport,
+    Shared,
     own_session,
 )
 from reconciler.service.spool import Spool
@@ -56,8 +57,9 @@ def import_paths(
     *,
     progress: ProgressCallback | None = None,
     stdin: BinaryIO | None = None,
+    first: FirstWrite | None = None,
 ) -> dict[str, Any]:
-    """Import files, folders and ``-``, and return the payload of ``import``.
+    """Import files, folders and ``-``, and return the payload of ``import``. *first* hears of what is written first.
 
     A file that can't be imported stands in the payload with its error as a problem, and the others are imported; where
     it is the only one, the error is raised.
@@ -75,17 +77,16 @@ def import_paths(
     failed = len(refused)
     # A session may stand in several files, the whole one last: it is made native once all of them are in.
     owning: list[Owning] = []
-    # What a dry run would have written so far.
-    planned: dict[str, Planned] = {}
+    shared = Shared(first=first or FirstWrite())
     contradicted: set[str] = set()
     for name in names:
         try:
             if is_database(name, options.format):
-                listed, failures = _import_database(engine, name, options, progress, total, owning, planned)
+                listed, failures = _import_database(engine, name, options, progress, total, owning, shared)
                 failed += failures
             else:
                 with opened(name, stdin) as file:
-                    listed = _import_file(engine, file, options, progress, total, owning, planned)
+                    listed = _import_file(engine, file, options, progress, total, owning, shared)
         except ReconcilerError as error:
             if is_bystander(name, named, error):
                 continue
@@ -97,7 +98,7 @@ def import_paths(
                 contradicted.add(error.detail["session_id"])
             continue
         files.extend(listed)
-    for name, reason in _own(engine, owning, contradicted, total, dry_run=options.dry_run):
+    for name, reason in _own(engine, owning, contradicted, total, shared.first, dry_run=options.dry_run):
         if len(names) == 1 and not refused and len(owning) == 1:
             raise reason
         failed += 1
@@ -107,7 +108,13 @@ def import_paths(
 
 
 def _own(
-    engine: Engine, owning: Sequence[Owning], contradicted: set[str], total: Imported, *, dry_run: bool
+    engine: Engine,
+    owning: Sequence[Owning],
+    contradicted: set[str],
+    total: Imported,
+    first: FirstWrite,
+    *,
+    dry_run: bool,
 ) -> Iterator[tuple[str, ReconcilerError]]:
     """Make the sessions native; yield the file's name and the reason where one can't be."""
     by_session: dict[str, list[Owning]] = {}
@@ -121,7 +128,7 @@ def _own(
                     " content",
                     hint="own the file that is the session's record alone",
                 )
-            own_session(engine, files, dry_run=dry_run)
+            own_session(engine, files, first, dry_run=dry_run)
             total.owned.append(session_id)
         except StoreFault:
             raise
@@ -136,7 +143,7 @@ def _import_database(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
-    planned: dict[str, Planned],
+    shared: Shared,
 ) -> tuple[list[dict[str, Any]], int]:
     """Import the sessions of a database of another program, each by itself; return payloads and how many failed."""
     listed: list[dict[str, Any]] = []
@@ -145,7 +152,7 @@ def _import_database(
         sessions = database.sessions()
         for session in sessions:
             try:
-                listed += _import_session(engine, session, options, progress, total, owning, planned)
+                listed += _import_session(engine, session, options, progress, total, owning, shared)
             except ReconcilerError as error:
                 if len(sessions) == 1 or isinstance(error, StoreFault):
                     raise
@@ -163,7 +170,7 @@ def _import_session(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
-    planned: dict[str, Planned],
+    shared: Shared,
 ) -> list[dict[str, Any]]:
     """Import one session of a database: rows may have been rewritten in place, so it is read whole and compared.
 
@@ -185,7 +192,7 @@ def _import_session(
         done: list[Imported] = []
         for found in result.sessions:
             work = SessionImport(
-                engine, session, session.locator, source, result, found, spool, options, progress, planned
+                engine, session, session.locator, source, result, found, spool, options, progress, shared
             )
             imported = work.run() if why is None else Imported.nothing(why)
             if options.own and imported.unchanged != "owned":
@@ -226,7 +233,7 @@ def _import_file(
     progress: ProgressCallback | None,
     total: Imported,
     owning: list[Owning],
-    planned: dict[str, Planned],
+    shared: Shared,
 ) -> list[dict[str, Any]]:
     detection = detect(file.stream, file.name) if options.format == AUTO else Detection(options.format, "as named")
     locator = file.locator
@@ -256,7 +263,7 @@ def _import_file(
             raise _owned_and_changed(file, source)
         done: list[Imported] = []
         for session in result.sessions:
-            work = SessionImport(engine, file, locator, source, result, session, spool, options, progress, planned)
+            work = SessionImport(engine, file, locator, source, result, session, spool, options, progress, shared)
             imported = work.run() if why is None else Imported.nothing(why)
             if options.own and imported.unchanged != "owned":
                 owning.append(work.claims(imported))

@@ -17,10 +17,11 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.core.states import Outcome
+from reconciler.service.first_write import FirstWrite
 from reconciler.service.schedule import Task
 from reconciler.store import prune as store
 from reconciler.store.dialect import db_now
-from reconciler.store.engine import read, run_transaction
+from reconciler.store.engine import read
 from reconciler.store.prune import Cutoffs
 
 ROWS_MAX_DEFAULT: Final = 10_000_000
@@ -105,10 +106,12 @@ def prune_once(
     rows_max: int = ROWS_MAX_DEFAULT,
     go_on: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda _rows: None,
+    first: FirstWrite | None = None,
 ) -> PruneReport:
     """Remove what *policy* doesn't keep, at most *rows_max* rows; a dry run counts by the same conditions.
 
-    *go_on* is called between two transactions: what it raises ends the run, and what went stays gone.
+    *go_on* is called between two transactions: what it raises ends the run, and what went stays gone. *first* hears of
+    what is removed first.
 
     Raises:
         DatabaseUnavailable: it went away; the next run goes on.
@@ -117,7 +120,7 @@ def prune_once(
         cutoffs = policy.cutoffs(db_now(conn))
         if dry_run:
             return PruneReport(dry_run=True, removed=store.count(conn, cutoffs))
-    run = _Run(engine, cutoffs, rows_max, go_on, progress)
+    run = _Run(engine, cutoffs, rows_max, go_on, progress, first or FirstWrite())
     run.submissions()
     run.entries()
     run.payloads()
@@ -140,7 +143,9 @@ class _Run:
         rows_max: int,
         go_on: Callable[[], None],
         progress: Callable[[int], None],
+        first: FirstWrite,
     ) -> None:
+        self._first = first
         self._engine = engine
         self._cutoffs = cutoffs
         self._rows_max = rows_max
@@ -214,7 +219,7 @@ class _Run:
             started = time.monotonic()
             return work(conn, limit), started
 
-        found, started = run_transaction(self._engine, timed)
+        found, started = self._first.run(self._engine, timed, changed=lambda told: _removed_rows(told[0][0]))
         took = time.monotonic() - started
         self.report.longest_s = max(self.report.longest_s, took)
         if took > PIECE_S:
@@ -234,3 +239,7 @@ class _Run:
             return False
         self._go_on()
         return True
+
+
+def _removed_rows(count: int | Mapping[str, int]) -> int:
+    return sum(count.values()) if isinstance(count, Mapping) else count

@@ -32,11 +32,12 @@ from reconciler.core.states import SessionOrigin
 from reconciler.errors import SourceConflict, SourceOwned, StoreConflict
 from reconciler.importers.base import ImportedSession, ImportedSubmission, ImportResult
 from reconciler.importers.detect import AUTO
+from reconciler.service.first_write import FirstWrite
 from reconciler.service.inspect_files import FileProgress, ProgressCallback
 from reconciler.service.spool import Spool
 from reconciler.store import ingest as store
 from reconciler.store import ingest_reads as stored
-from reconciler.store.engine import read, run_transaction
+from reconciler.store.engine import read
 from reconciler.store.ingest_submissions import LATE_EVIDENCE_MAX, NewSubmission
 
 # Bounds of one transaction: well below a second on a slow disk. A single larger payload goes by itself.
@@ -149,7 +150,18 @@ class Owning:
     imported: Imported
 
 
-def own_session(engine: Engine, files: Sequence[Owning], *, dry_run: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the files of one call share: what a dry run would have written so far, and what the first write takes along.
+
+    ``planned`` is by session, and stays empty where files are imported.
+    """
+
+    planned: dict[str, Planned] = field(default_factory=dict)
+    first: FirstWrite = field(default_factory=FirstWrite)
+
+
+def own_session(engine: Engine, files: Sequence[Owning], first: FirstWrite, *, dry_run: bool) -> None:
     """Make the session native that these files hold, all of them imported: the longest of them has been merged in.
 
     Raises:
@@ -171,7 +183,7 @@ def own_session(engine: Engine, files: Sequence[Owning], *, dry_run: bool) -> No
             sources = {one.source_id for one in files} | ({row.source_id} if row.source_id else set())
             store.own_session(conn, session_id, sources, row.version)
 
-        run_transaction(engine, work)
+        first.run(engine, work)
     current[-1].imported.owned.append(session_id)
 
 
@@ -208,11 +220,11 @@ class SessionImport:
         spool: Spool,
         options: IngestOptions,
         progress: ProgressCallback | None,
-        planned: dict[str, Planned],
+        shared: Shared,
     ) -> None:
         self._engine = engine
-        # Of a dry run; empty, and stays so, where files are imported.
-        self._planned = planned
+        self._planned = shared.planned
+        self._first = shared.first
         self._file = file
         self._source = source
         self._locator = locator
@@ -485,13 +497,13 @@ class SessionImport:
             begin = partial(
                 store.begin_import, source=source, session_id=self._session.session_id, version=found.version
             )
-            version = run_transaction(self._engine, begin).version
+            version = self._first.run(self._engine, begin).version
         for piece in pieces[:-1]:
-            version = run_transaction(self._engine, partial(store.write_piece, piece=self._piece(piece, version)))
+            version = self._first.run(self._engine, partial(store.write_piece, piece=self._piece(piece, version)))
             done += len(piece.added) + len(piece.changed) + len(piece.gone)
             self._report(done, total)
         last = self._piece(pieces[-1], version)
-        finished = run_transaction(self._engine, lambda conn: store.finish_import(conn, last, source, finish))
+        finished = self._first.run(self._engine, lambda conn: store.finish_import(conn, last, source, finish))
         self._report(total, total)
         return finished
 

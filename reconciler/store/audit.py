@@ -1,4 +1,4 @@
-"""Who did what by hand, and why. A row is written in the transaction of the act where the act allows it."""
+"""Who did what by hand, and why. A row is written in the transaction of the act, or of the first thing that it does."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class AuditRow:
     result: str | None = None
 
 
-def write_audit(conn: Connection, row: AuditRow) -> None:
+def write_audit(conn: Connection, row: AuditRow, *, audit_id: str | None = None) -> None:
     """Insert the row, stamped with the database's time."""
     conn.execute(
         sa.insert(audit).values(
-            id=uuid.uuid4().hex,
+            id=audit_id or uuid.uuid4().hex,
             at=db_now(conn),
             operator=row.operator,
             verb=row.verb,
@@ -42,3 +42,8 @@ def write_audit(conn: Connection, row: AuditRow) -> None:
             result=row.result,
         )
     )
+
+
+def note_outcome(conn: Connection, audit_id: str, *, result: str, session_id: str | None) -> None:
+    """Add to a row what its act came to; where that is missing, the act was cut short."""
+    conn.execute(sa.update(audit).where(audit.c.id == audit_id).values(result=result, session_id=session_id))

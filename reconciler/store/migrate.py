@@ -76,12 +76,17 @@ def alembic_config(connection: Engine | Connection | None = None, *, schema: str
 
 
 def upgrade(
-    database: str | Engine, *, settings: EngineSettings = DEFAULT_SETTINGS, dry_run: bool = False
+    database: str | Engine,
+    *,
+    settings: EngineSettings = DEFAULT_SETTINGS,
+    dry_run: bool = False,
+    beside: Callable[[Connection], None] | None = None,
 ) -> SchemaChange:
     """Bring the database to the needed schema, in one transaction; an SQLite file is made where there is none.
 
     *database* is a URL or an engine (which must have been made with ``create=True`` to make a file). Another program's
-    tables and unknown versions are left alone. Two upgrades at once: the second waits and finds nothing to do.
+    tables and unknown versions are left alone. Two upgrades at once: the second waits and finds nothing to do. *beside*
+    is called in the transaction, once the tables are the new ones.
 
     Raises:
         SchemaMismatch: the database is another program's, or of an unknown version.
@@ -93,7 +98,7 @@ def upgrade(
         _require_ours(before, engine)
         steps = _steps(before.found)
         if steps and not dry_run:
-            _run(engine, "upgrade", "head")
+            _run(engine, "upgrade", "head", after=beside)
         return SchemaChange(before.found, SCHEMA_NEEDED, steps)
     finally:
         if own:
@@ -199,12 +204,20 @@ def _engine(database: str | Engine, settings: EngineSettings) -> tuple[Engine, b
     return make_engine(database, settings=replace(settings, create=True)), True
 
 
-def _run(engine: Engine, act: str, target: str, *, check: Callable[[Connection], None] | None = None) -> None:
+def _run(
+    engine: Engine,
+    act: str,
+    target: str,
+    *,
+    check: Callable[[Connection], None] | None = None,
+    after: Callable[[Connection], None] | None = None,
+) -> None:
     from alembic import command
 
     config = alembic_config(engine, schema=schema_of(engine) or DEFAULT_SCHEMA)
     # Called once nobody else can write any more, in the transaction that changes the schema.
     config.attributes["check"] = check
+    config.attributes["after"] = after
     try:
         getattr(command, act)(config, target)
     except (sa.exc.SQLAlchemyError, OSError) as error:

@@ -52,6 +52,8 @@ class Counts:
     oldest_pending_at: datetime | None
     oldest_due_at: datetime | None
     instances: Mapping[str, int]
+    # The newest sign of life of a daemon that has not said good-bye; None where there is none.
+    daemon_beat_at: datetime | None
     silent_instances: int
     missed_slots: int
     last_pass: Row | None
@@ -123,6 +125,11 @@ def count_all(conn: Connection, *, overdue_s: float) -> Counts:
         oldest_pending_at=oldest("oldest_pending_at"),
         oldest_due_at=oldest("oldest_due_at"),
         instances={row[0]: row[1] for row in alive},
+        daemon_beat_at=conn.execute(
+            sa.select(sa.func.max(v_instances.c.beat_at)).where(
+                v_instances.c.kind == "daemon", v_instances.c.stopped_at.is_(None)
+            )
+        ).scalar_one(),
         silent_instances=conn.execute(
             sa.select(sa.func.count()).select_from(v_instances).where(v_instances.c.is_silent.is_(sa.true()))
         ).scalar_one(),

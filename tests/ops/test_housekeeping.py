@@ -151,7 +151,7 @@ def test_the_command_line_has_prune_and_prune_forget(
     assert (0, True) == (code, "would remove 2 rows" in out)
     assert 0 == _call(capsys, *at, "prune")[0]
     code, out, _ = _call(capsys, "prune", "forget", "a/p", "--dry-run", *at)
-    assert (0, True) == (code, "would forget" in out)
+    assert (0, True) == (code, "would: forgot" in out)
     assert 2 == _call(capsys, "prune", "--dry-run", "forget", "a/p", *at)[0]
     code, out, _ = _call(capsys, "fsck", *at)
     assert (0, True) == (code, "checked 2 sessions with 0 submissions" in out)
@@ -167,7 +167,7 @@ def test_the_command_line_takes_a_filter_for_an_id(
     at = ("--database", database_url)
     assert 1 == _call(capsys, "settle", "failed", *at)[0]
     code, out, _ = _call(capsys, "settle", "failed", "--status", "held", "--dry-run", *at)
-    assert (0, True, True) == (code, "would settle 2 submissions" in out, "a/p" in out)
+    assert (0, True, True) == (code, "would: settle of 2 submissions" in out, "a/p" in out)
     code, out, _ = _call(capsys, "settle", "failed", "--status", "held", "--reason", "lost", *at)
     assert (0, True) == (code, "done 2" in out)
     with engine.connect() as conn:

@@ -42,6 +42,7 @@ def test_status_counts_what_waits_and_what_is_done(crashed: Front) -> None:
     assert {"queued": 9, "running": 0, "waiting": 0, "settled": 4} == after["submissions"]
     assert (1, 1, 0) == (after["held"], after["quarantined_sessions"], after["due"])
     assert 12 == after["last_pass"]["scanned"]
+    assert None is after["daemon_beat_at"]
 
 
 def test_a_pass_answers_with_the_counts_of_the_contract_and_a_second_one_does_nothing(crashed: Front) -> None:

@@ -27,7 +27,7 @@ _DROPPED = {
 }
 # What passes did is counted once however many there were; what they only looked at depends on how many there were.
 _PASS_SUMS = ("settled_completed", "settled_failed", "settled_aborted", "requeued", "held", "adopted", "advised")
-_NOTED_AFTER = {name for name, entry in REGISTRY.items() if entry.audit is Audit.AFTER}
+_NOTED_FIRST = {name for name, entry in REGISTRY.items() if entry.audit is Audit.FIRST}
 _VERSIONS = ("session_version", "decision_version")
 _NOT_COMPARED = ("instances",)
 
@@ -53,8 +53,14 @@ def normal_rows(rows: Rows) -> dict[str, list[dict[str, Any]]]:
             for row in those
         ]
         if table == "audit":
-            # Acts that are recorded elsewhere are noted here after they are done: a death in between loses the note.
-            found[table] = [row for row in found[table] if row["verb"] not in _NOTED_AFTER]
+            # An act of many transactions is noted with the first one: called again after a death it is noted again.
+            # What it came to is added at its end.
+            once: dict[str, dict[str, Any]] = {}
+            for number, row in enumerate(found[table]):
+                is_first = row["verb"] in _NOTED_FIRST
+                kept = {k: v for k, v in row.items() if k not in ("id", "result", "session_id")} if is_first else row
+                once.setdefault(repr(kept) if is_first else str(number), kept)
+            found[table] = list(once.values())
         if table in ("audit", "schedule_slots"):
             found[table].sort(key=repr)
     return found

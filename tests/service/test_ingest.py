@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.errors import SourceConflict, SourceNotQuiet, SourceOwned, StoreConflict, UnknownFormat
-from reconciler.service import inspect_files, session_import
+from reconciler.service import first_write, inspect_files, session_import
 from reconciler.service.ingest import IngestOptions, import_paths
 from reconciler.service.reconcile import reconcile_once
 from reconciler.store import ingest as store_ingest
@@ -623,11 +623,11 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | No
             begun.append(1)
             return real(engine, work)
 
-        monkeypatch.setattr(session_import, "run_transaction", counted)
+        monkeypatch.setattr(first_write, "run_transaction", counted)
         return begun
 
     yield limit
-    monkeypatch.setattr(session_import, "run_transaction", real)
+    monkeypatch.setattr(first_write, "run_transaction", real)
 
 
 def _story(path: Path, step: int) -> Path:
@@ -847,7 +847,7 @@ def test_sub_agents_in_files_of_their_own_are_sessions_beside_their_parents(engi
 
 _KILLED = """
 import sys
-from reconciler.service import inspect_files, session_import
+from reconciler.service import first_write, inspect_files, session_import
 from reconciler.store.engine import make_engine
 session_import.PIECE_ENTRIES = 7
 print("ready", flush=True)
