@@ -17,7 +17,17 @@ from typing import Any, BinaryIO, Final, Protocol
 from reconciler.core.canonical import canonical_json_parsed
 from reconciler.core.model import SessionEntry
 from reconciler.errors import InvalidInput
-from reconciler.importers.reading import LINE_BYTES_MAX, LineReader, Progress, decode_line, id_fault, replacement_id
+from reconciler.importers.fast_json import NoFastAnswer, canonical_ascii
+from reconciler.importers.reading import (
+    LINE_BYTES_MAX,
+    LineReader,
+    Progress,
+    decode_line,
+    decode_plain,
+    id_fault,
+    is_plain_id,
+    replacement_id,
+)
 
 # Problems kept with their text; further ones are only counted.
 PROBLEMS_MAX: Final = 1000
@@ -205,6 +215,8 @@ class Reading:
         # Whether the last line was torn off in the middle; and whether it had its LF.
         self.torn = False
         self.ended = True
+        # Whether the line at hand is worth trying the faster encoder on.
+        self._is_ascii = False
 
     def objects(self) -> Iterable[tuple[int, dict[str, Any] | None, bytes]]:
         """Yield (line, object, raw bytes) for each line that isn't blank; the object is None where there is none.
@@ -230,6 +242,16 @@ class Reading:
                 continue
             if not data or data.isspace():
                 continue
+            self._is_ascii = data.isascii()
+            try:
+                value = decode_plain(data)
+            except NoFastAnswer:
+                pass
+            else:
+                if value is None:
+                    self.problems.add(number, "not_an_object", "the line is JSON, but no object")
+                yield number, value, data
+                continue
             decoded = decode_line(data)
             for code, message in decoded.remarks:
                 if not (decoded.refused and not ended):
@@ -247,9 +269,9 @@ class Reading:
             yield number, decoded.value, data
 
     def keep(self, line: int, value: object) -> None:
-        """Hand the payload of *line* to the sink."""
+        """Hand the payload of *line* to the sink: a value that was read here, or is put together from such."""
         if self._keeps:
-            self._sink.payload(line, payload_text(value))
+            self._sink.payload(line, decoded_text(value) if self._is_ascii else payload_text(value))
 
     def problem(self, line: int, code: str, message: str) -> None:
         """Note a problem of a line."""
@@ -259,8 +281,7 @@ class Reading:
         """Return *raw* as an id, or what stands for it where it can't be one; None where it is no text."""
         if not isinstance(raw, str):
             return None
-        fault = id_fault(raw)
-        if fault is None:
+        if is_plain_id(raw) or (fault := id_fault(raw)) is None:
             return raw
         self.problems.add(line, "id_replaced", f"the {what} is no valid id ({fault}); a digest stands for it")
         return replacement_id(raw)
@@ -269,7 +290,7 @@ class Reading:
         """Return the id that a link names, replaced by the same rule as the id itself; None where it names none."""
         if not isinstance(raw, str):
             return None
-        return raw if id_fault(raw) is None else replacement_id(raw)
+        return raw if is_plain_id(raw) or id_fault(raw) is None else replacement_id(raw)
 
 
 def payload_text(value: object) -> str:
@@ -278,6 +299,14 @@ def payload_text(value: object) -> str:
         return canonical_json_parsed(value)
     except InvalidInput:
         return canonical_json_parsed(_finite(value))
+
+
+def decoded_text(value: object) -> str:
+    """Return what `payload_text` does, of a value that `decode_line` gave or that is put together from such."""
+    try:
+        return canonical_ascii(value)
+    except NoFastAnswer:
+        return payload_text(value)
 
 
 def _finite(value: object) -> object:
@@ -349,6 +378,8 @@ def instant(raw: object) -> datetime | None:
     try:
         if isinstance(raw, str):
             value = datetime.fromisoformat(raw)
+            if value.tzinfo is UTC:
+                return value
             return value.astimezone(UTC) if value.tzinfo is not None else None
         if isinstance(raw, int | float) and not isinstance(raw, bool):
             return datetime.fromtimestamp(raw / 1000, UTC)

@@ -146,10 +146,11 @@ class _File:
             self._problems.add(line, "id_missing", "the line's uuid is no text; the line is kept off every path")
             self._keep_loose(line, value, raw)
             return None
-        node = make_node(reading, line, value, uuid, hash(raw))
-        if node.parent is not None and (above := self._nodes.get(node.parent)) is not None:
-            # One text for one id: a file has as many links as lines.
-            node.parent = above.uuid
+        parent = value.get("parentUuid")
+        above = self._nodes.get(parent) if isinstance(parent, str) else None
+        # One text for one id: a file has as many links as lines.
+        parent = above.uuid if above is not None else reading.link(parent)
+        node = make_node(reading, line, value, uuid, parent, hash(raw))
         if node.prompt_id is not None:
             node.prompt_id = self._prompt_ids.setdefault(node.prompt_id, node.prompt_id)
         agent_id = value.get("agentId")
@@ -278,7 +279,8 @@ class _File:
             return not node.is_sidechain and not node.off_leaf and node.form is not Form.PROGRESS
 
         parents = {node.parent for node in self._nodes.values() if counts(node)}
-        for node in sorted(self._nodes.values(), key=lambda n: n.line, reverse=True):
+        # A uuid that stands again goes to the end: they are in the order of their lines.
+        for node in reversed(self._nodes.values()):
             if not counts(node) or node.uuid in parents:
                 continue
             seen: set[str] = set()

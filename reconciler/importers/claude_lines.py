@@ -108,13 +108,13 @@ class Node:
     held_until_ended: bool = False
 
 
-def make_node(reading: Reading, line: int, value: dict[str, Any], uuid: str, digest: int) -> Node:
+def make_node(reading: Reading, line: int, value: dict[str, Any], uuid: str, parent: str | None, digest: int) -> Node:
     """Return what a line with a uuid is. Nothing in *value* is trusted to have the right type."""
     kind = as_text(value.get("type")) or ""
     node = Node(
         line,
         uuid,
-        reading.link(value.get("parentUuid")),
+        parent,
         Form.OTHER,
         kind,
         value.get("isSidechain") is True,

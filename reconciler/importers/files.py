@@ -35,6 +35,8 @@ _HEAD_BYTES: Final = 256
 URL_SCHEMES: Final = ("postgresql:", "postgres:", "postgresql+psycopg:")
 # A pipe smaller than this is kept in memory, a larger one on the disk.
 _SPOOL_BYTES: Final = 8 * 1024 * 1024
+# Read in pieces of this size: most lines are longer than the usual buffer.
+_BUFFER_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,6 @@ def opened(name: str, stdin: BinaryIO | None = None) -> Iterator[SessionFile]:
     except BaseException:
         os.close(descriptor)
         raise
-    with os.fdopen(descriptor, "rb") as stream:
+    with os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES) as stream:
         path = Path(name)
         yield SessionFile(name, str(path.resolve()), path.stem, stream, status.st_size)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from reconciler.core.model import ID_BYTES_MAX, RESERVED_ID_PREFIXES
+from reconciler.importers.fast_json import NoFastAnswer, decoded, parsed_float
 
 # One line may be this long; a longer one is skipped without being kept in memory.
 LINE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -129,23 +130,28 @@ class Decoded:
     remarks: tuple[tuple[str, str], ...] = ()
 
 
-class _Sink:
-    """Collects the constants that JSON doesn't have."""
+def decode_plain(data: bytes) -> Any:
+    """Return the JSON value of a line about which nothing has to be said: what nearly every line is.
 
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def __call__(self, text: str) -> str:
-        self.seen.append(text)
-        return text
-
-
-_constants = _Sink()
-_STRICT: Final = json.JSONDecoder(parse_constant=_constants)
+    Raises:
+        NoFastAnswer: ask `decode_line`.
+    """
+    value = decoded(data)
+    if data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX and too_deep(value):
+        raise NoFastAnswer("it is nested too deep")
+    return value
 
 
 def decode_line(data: bytes) -> Decoded:
     """Return the JSON value of a line, kept as far as it can be. Never raises."""
+    try:
+        return Decoded(decode_plain(data))
+    except NoFastAnswer:
+        return _decode_slowly(data)
+
+
+def _decode_slowly(data: bytes) -> Decoded:
+    """Return the same by the standard library, which says what is wrong with a line."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -154,19 +160,11 @@ def decode_line(data: bytes) -> Decoded:
             data.decode("utf-8", "surrogateescape"),
             (("invalid_utf8", f"byte {error.start + 1} is no UTF-8; it is kept as an escape"),),
         )
-    try:
-        value = _STRICT.decode(text)
-    except (ValueError, RecursionError):
-        _constants.seen.clear()
-        return _decode_leniently(text, ())
-    if _constants.seen or (text.count("[") + text.count("{") > JSON_DEPTH_MAX and too_deep(value)):
-        _constants.seen.clear()
-        return _decode_leniently(text, ())
-    return Decoded(value)
+    return _decode_leniently(text, ())
 
 
 def _decode_leniently(text: str, remarks: tuple[tuple[str, str], ...]) -> Decoded:
-    """Decode once more, saying what is wrong; slow, and rarely needed."""
+    """Decode, saying what is wrong; slow, and rarely needed."""
     found = list(remarks)
 
     def parse_int(digits: str) -> int | str:
@@ -181,7 +179,9 @@ def _decode_leniently(text: str, remarks: tuple[tuple[str, str], ...]) -> Decode
 
     for strict in (True, False):
         try:
-            value = json.loads(text, strict=strict, parse_int=parse_int, parse_constant=parse_constant)
+            value = json.loads(
+                text, strict=strict, parse_float=parsed_float, parse_int=parse_int, parse_constant=parse_constant
+            )
         except RecursionError:
             return Decoded(None, True, ((*remarks, _TOO_DEEP)))
         except json.JSONDecodeError as error:
@@ -220,12 +220,12 @@ def too_deep(value: object, limit: int = JSON_DEPTH_MAX) -> bool:
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # What nearly every id is; no reserved prefix can match it.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,128}\Z").match
+is_plain_id: Final = re.compile(r"[A-Za-z0-9_-]{1,128}\Z").match
 
 
 def id_fault(text: str) -> str | None:
     """Return why *text* can't be an id of ours (contract, section 2; reserved prefixes: I2), or None."""
-    if _PLAIN(text):
+    if is_plain_id(text):
         return None
     if not text:
         return "it is empty"

@@ -10,7 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -236,6 +236,7 @@ class SessionImport:
         # Positions of settlement entries that are kept as ``custom``.
         self._demoted: set[int] = set()
         self._place_of = {imported.entry.id: at for at, imported in enumerate(session.entries)}
+        self._quiet_since = datetime.max.replace(tzinfo=UTC)
         self._source_id = hashlib.sha256(f"{result.format}\0{locator}".encode("utf-8", "surrogateescape")).hexdigest()[
             :32
         ]
@@ -347,7 +348,9 @@ class SessionImport:
             found = _Difference(stored.session_row(conn, session_id))
             if found.session is not None:
                 found.unsettled = stored.unsettled_submissions(conn, session_id)
-            self._find_second_settlements(stored.settlements(conn, session_id))
+            # Neither clock can be trusted with the other's times: the age is the file's, the moment the database's.
+            self._quiet_since = stored.clock(conn) - timedelta(seconds=self._file.age_s())
+            self._find_second_settlements(stored.settlements(conn, session_id) if found.session is not None else {})
             for batch in _batches([submission.submission_id for submission in self._wanted()]):
                 found.known |= stored.admitted(conn, session_id, batch)
             planned = self._planned.get(session_id)
@@ -373,17 +376,21 @@ class SessionImport:
             ids = [entries[at].entry.id for at in batch]
             before_of = stored.stored_entries(conn, session_id, ids) if found.session is not None else {}
             doubtful = [at for at in batch if entries[at].entry.id in before_of and not self._is_old(found, at)]
-            texts = stored.stored_payloads(conn, session_id, [entries[at].entry.id for at in doubtful])
+            texts = (
+                stored.stored_payloads(conn, session_id, [entries[at].entry.id for at in doubtful]) if doubtful else {}
+            )
             differing = {at for at in doubtful if texts.get(entries[at].entry.id) != self._text(at)}
             for at in batch:
-                columns = self._columns(at)
-                entry_id, above = columns[0], places.get(columns[1] or "", 0)
+                entry = entries[at].entry
+                entry_id = entry.id
                 before = before_of.get(entry_id)
                 if before is None:
                     last += 1
                     place = last
                     found.added.append((at, place))
                 else:
+                    columns = self._columns(at)
+                    above = places.get(entry.parent_id or "", 0)
                     place = before.seq
                     if place <= above:
                         last += 1
@@ -419,7 +426,9 @@ class SessionImport:
 
     def _columns(self, at: int) -> stored.Columns:
         imported = self._session.entries[at]
-        entry = replace(imported.entry, kind=KIND_CUSTOM) if at in self._demoted else imported.entry
+        entry = imported.entry
+        if at in self._demoted:
+            entry = replace(entry, kind=KIND_CUSTOM)
         return stored.columns_of(entry, imported.write_ahead)
 
     def _text(self, at: int) -> str:
@@ -541,8 +550,6 @@ class SessionImport:
 
     def _source_state(self) -> store.SourceState:
         result = self._result
-        with read(self._engine) as conn:
-            now = stored.clock(conn)
         problems = [problem.payload() for problem in result.problems[:_PROBLEMS_STORED]]
         return store.SourceState(
             source_id=self._source_id,
@@ -552,8 +559,7 @@ class SessionImport:
             bytes_read=result.bytes_read,
             lines_read=result.lines_read,
             content_digest=result.digest,
-            # Neither clock can be trusted with the other's times: the age is the file's, the moment the database's.
-            quiet_since=now - timedelta(seconds=self._file.age_s()),
+            quiet_since=self._quiet_since,
             problems=canonical_json(problems),
         )
 

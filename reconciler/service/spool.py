@@ -5,10 +5,15 @@ Importers hand payloads over line by line; which entry a line belongs to shows o
 
 from __future__ import annotations
 
+import os
 import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Final
+
+# Written in pieces of this size: most payloads are far smaller.
+_BUFFER_BYTES: Final = 256 * 1024
 
 
 class Spool:
@@ -17,10 +22,12 @@ class Spool:
     wants_payloads = True
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed by __exit__)
         self._lines = array("Q")
         self._ends = array("Q")
         self._end = 0
+        self._waiting: list[str] = []
+        self._waiting_bytes = 0
 
     def __enter__(self) -> Spool:
         return self
@@ -30,12 +37,19 @@ class Spool:
 
     def payload(self, line: int, text: str) -> None:
         """Keep the canonical JSON of a line; lines come in rising order."""
-        self._end += self._file.write(text.encode("ascii"))
+        # Canonical JSON is ASCII: as many bytes as letters.
+        self._end += len(text)
+        self._waiting.append(text)
+        self._waiting_bytes += len(text)
+        if self._waiting_bytes >= _BUFFER_BYTES:
+            self._flush()
         self._lines.append(line)
         self._ends.append(self._end)
 
     def restart(self) -> None:
         """Forget what was kept."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
         self._file.seek(0)
         self._file.truncate()
         self._lines = array("Q")
@@ -54,8 +68,17 @@ class Spool:
 
     def _line(self, line: int) -> str:
         start, end = self._place(line)
-        self._file.seek(start)
-        return self._file.read(end - start).decode("ascii")
+        if self._waiting:
+            self._flush()
+        # By its place: entries need not be in the order of their lines.
+        return os.pread(self._file.fileno(), end - start, start).decode("ascii")
+
+    def _flush(self) -> None:
+        rest = memoryview("".join(self._waiting).encode("ascii"))
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _place(self, line: int) -> tuple[int, int]:
         at = bisect_left(self._lines, line)

@@ -25,6 +25,7 @@ from reconciler.core.model import KIND_SUBMISSION_SETTLED
 from reconciler.core.states import SessionOrigin
 from reconciler.errors import SourceOwned, StoreConflict
 from reconciler.store.dialect import db_now, in_list, insert_ignore, is_postgresql, upsert
+from reconciler.store.driver_sql import DriverSql
 from reconciler.store.ingest_reads import (
     COLUMNS,
     Columns,
@@ -161,7 +162,10 @@ def write_piece(conn: Connection, piece: Piece) -> int:
         SourceOwned: it is native by now.
     """
     session = _lock(conn, piece.session_id, piece.version)
-    return _write(conn, session, piece, db_now(conn))
+    now = db_now(conn)
+    version, last = _write(conn, session, piece, now)
+    _PROGRESS.run(conn, id=session.session_id, version=version, last_seq=last, now=now)
+    return version
 
 
 def finish_import(conn: Connection, piece: Piece, source: SourceState, finish: Finish) -> Finished:
@@ -172,33 +176,57 @@ def finish_import(conn: Connection, piece: Piece, source: SourceState, finish: F
     """
     session = _lock(conn, piece.session_id, piece.version)
     now = db_now(conn)
-    version = _write(conn, session, piece, now)
-    moved = finish.leaf_entry_id != session.leaf_entry_id
-    version += moved
-    values: dict[str, Any] = {
-        "version": version,
-        "leaf_entry_id": finish.leaf_entry_id,
-        "leaf_known_empty": finish.leaf_known_empty,
-        "source_id": source.source_id,
-        "updated_at": now,
-    }
-    if finish.leaf_moved:
-        values |= {"leaf_moved_at": now, "leaf_moved_version": version}
-    conn.execute(sa.update(sessions).where(sessions.c.id == session.session_id).values(**values))
-    _keep_settlements_in_place(conn, session.session_id, finish.leaf_entry_id)
-    late = note_late_evidence(conn, session.session_id, finish.touched, now)
-    if version != piece.version or finish.touched or finish.withdrawn:
-        make_due(conn, session.session_id, finish.withdrawn, now)
-    added = admit(conn, session.session_id, finish.submissions, now, version)
-    conn.execute(
-        upsert(
-            conn,
-            sources,
-            key=["locator", "format"],
-            update=[name for name in _source_values(source, now) if name != "id"] + ["importing_since"],
-        ).values(**_source_values(source, now), first_import_at=now, importing_since=None)
+    version, last = _write(conn, session, piece, now)
+    version += finish.leaf_entry_id != session.leaf_entry_id
+    _LEAF.run(
+        conn,
+        id=session.session_id,
+        version=version,
+        last_seq=last,
+        leaf=finish.leaf_entry_id,
+        known_empty=finish.leaf_known_empty,
+        source_id=source.source_id,
+        now=now,
     )
+    if finish.leaf_moved:
+        _LEAF_MOVED.run(conn, id=session.session_id, version=version, now=now)
+    late: list[str] = []
+    # A session that is made just now has none of our settlements, and no rows.
+    is_new = piece.version is None
+    if not is_new or any(row.columns[_KIND] == KIND_SUBMISSION_SETTLED for row in piece.added):
+        _keep_settlements_in_place(conn, session.session_id, finish.leaf_entry_id)
+    if not is_new:
+        late = note_late_evidence(conn, session.session_id, finish.touched, now)
+        if version != piece.version or finish.touched or finish.withdrawn:
+            make_due(conn, session.session_id, finish.withdrawn, now)
+    added = admit(conn, session.session_id, finish.submissions, now, version)
+    _SOURCE_READ.run(conn, **_source_values(source, now))
     return Finished(version, tuple(added), tuple(late))
+
+
+_KIND: Final = COLUMNS.index("kind")
+_PROGRESS: Final = DriverSql(
+    "UPDATE sessions SET version = :version, last_seq = :last_seq, updated_at = :now WHERE id = :id"
+)
+_LEAF: Final = DriverSql(
+    "UPDATE sessions SET version = :version, last_seq = :last_seq, updated_at = :now, leaf_entry_id = :leaf,"
+    " leaf_known_empty = :known_empty, source_id = :source_id WHERE id = :id"
+)
+_LEAF_MOVED: Final = DriverSql("UPDATE sessions SET leaf_moved_at = :now, leaf_moved_version = :version WHERE id = :id")
+_SOURCE_READ: Final = DriverSql(
+    "INSERT INTO sources (id, format, format_version, locator, bytes_read, lines_read, content_digest, quiet_since,"
+    " first_import_at, last_import_at, problems)"
+    " VALUES (:id, :format, :format_version, :locator, :bytes_read, :lines_read, :content_digest, :quiet_since,"
+    " :last_import_at, :last_import_at, :problems)"
+    " ON CONFLICT (locator, format) DO UPDATE SET format_version = excluded.format_version,"
+    " bytes_read = excluded.bytes_read, lines_read = excluded.lines_read, content_digest = excluded.content_digest,"
+    " quiet_since = excluded.quiet_since, last_import_at = excluded.last_import_at, problems = excluded.problems,"
+    " importing_since = NULL"
+)
+_NEW_SESSION: Final = DriverSql(
+    "INSERT INTO sessions (id, origin, created_at, updated_at)"
+    f" VALUES (:id, '{SessionOrigin.MIRRORED.value}', :now, :now) ON CONFLICT (id) DO NOTHING"
+)
 
 
 def own_session(conn: Connection, session_id: str, source_ids: Collection[str], version: int) -> tuple[int, list[str]]:
@@ -231,14 +259,8 @@ def own_session(conn: Connection, session_id: str, source_ids: Collection[str], 
 
 def _lock(conn: Connection, session_id: str, version: int | None) -> SessionRow:
     """Lock the session as it was compared; make it where it was not there."""
-    if version is None:
-        now = db_now(conn)
-        made = conn.execute(
-            insert_ignore(conn, sessions, key=["id"]).values(
-                id=session_id, origin=SessionOrigin.MIRRORED.value, created_at=now, updated_at=now
-            )
-        )
-        version = 0 if made.rowcount else None
+    if version is None and _NEW_SESSION.run(conn, id=session_id, now=db_now(conn)):
+        return SessionRow(session_id, SessionOrigin.MIRRORED, 0, None, 0, None)
     row = session_row(conn, session_id, lock=True)
     if row is None or row.version != version:
         raise StoreConflict(
@@ -252,10 +274,8 @@ def _lock(conn: Connection, session_id: str, version: int | None) -> SessionRow:
     return row
 
 
-def _write(conn: Connection, session: SessionRow, piece: Piece, now: datetime) -> int:
-    number = len(piece.added) + len(piece.changed) + len(piece.gone)
-    if not number:
-        return session.version
+def _write(conn: Connection, session: SessionRow, piece: Piece, now: datetime) -> tuple[int, int]:
+    """Write the entries of a piece; return what the session's version and last place become."""
     if piece.gone:
         _remove(conn, session.session_id, piece.gone, now)
     if piece.changed:
@@ -263,13 +283,7 @@ def _write(conn: Connection, session: SessionRow, piece: Piece, now: datetime) -
     if piece.added:
         _add(conn, session.session_id, piece.added, now)
     last = max([session.last_seq, *(row.seq for row in piece.added), *(row.seq for row in piece.changed)])
-    version = session.version + number
-    conn.execute(
-        sa.update(sessions)
-        .where(sessions.c.id == session.session_id)
-        .values(version=version, last_seq=last, updated_at=now)
-    )
-    return version
+    return session.version + len(piece.added) + len(piece.changed) + len(piece.gone), last
 
 
 _INSERTED: Final = ("session_id", "seq", *COLUMNS, "created_at")

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from reconciler.core.canonical import canonical_json
+from reconciler.core.canonical import canonical_json_parsed
 from reconciler.core.model import KIND_SUBMISSION_SETTLED, SessionEntry
 from reconciler.core.states import SessionOrigin
-from reconciler.store.dialect import db_now, for_update, in_list
-from reconciler.store.schema import entries, entry_payloads, sessions, settled_ids, sources, submissions
+from reconciler.store.dialect import db_now, in_list
+from reconciler.store.driver_sql import DriverSql
+from reconciler.store.schema import entries, entry_payloads, submissions
+from reconciler.store.types import utc_from_text
 
 # Reads of one statement are bounded by this.
 READ_BATCH: Final = 1000
@@ -53,7 +55,7 @@ def columns_of(entry: SessionEntry, write_ahead: bool | None) -> Columns:
         entry.role,
         entry.submission_id,
         entry.stop_reason,
-        canonical_json(entry.tool_call_ids) if entry.tool_call_ids else None,
+        canonical_json_parsed(entry.tool_call_ids) if entry.tool_call_ids else None,
         entry.tool_call_id,
         entry.content,
         entry.is_synthetic,
@@ -98,38 +100,37 @@ class StoredEntry:
     columns: Columns
 
 
+_SOURCE: Final = DriverSql(
+    "SELECT id, bytes_read, lines_read, content_digest, owned_at, importing_since FROM sources"
+    " WHERE locator = :locator AND format = :format"
+)
+_SESSION_COLUMNS: Final = "SELECT id, origin, version, leaf_entry_id, last_seq, source_id FROM sessions WHERE id = :id"
+_SESSION: Final = DriverSql(_SESSION_COLUMNS)
+_SESSION_LOCKED: Final = DriverSql(_SESSION_COLUMNS, locking=True)
+_UNSETTLED: Final = DriverSql("SELECT id FROM submissions WHERE session_id = :session_id AND status <> 'settled'")
+_SETTLEMENTS: Final = DriverSql(
+    "SELECT submission_id, id FROM entries WHERE session_id = :session_id AND kind = 'submission_settled'"
+)
+_ADMITTED: Final = DriverSql(
+    "SELECT id FROM submissions WHERE session_id = :session_id AND id IN :ids"
+    " UNION SELECT submission_id FROM settled_ids WHERE session_id = :session_id AND submission_id IN :ids"
+)
+
+
 def source_row(conn: Connection, locator: str, format_name: str) -> SourceRow | None:
     """Return the source at *locator*, None where it is new."""
-    row = conn.execute(
-        sa.select(sources).where(sources.c.locator == locator, sources.c.format == format_name)
-    ).one_or_none()
-    if row is None:
-        return None
-    return SourceRow(
-        row.id, row.bytes_read, row.lines_read, row.content_digest, row.owned_at, row.importing_since is not None
-    )
+    for source_id, size, lines, digest, owned_at, importing in _SOURCE.rows(conn, locator=locator, format=format_name):
+        # The driver gives an instant in the zone of its connection.
+        owned = utc_from_text(owned_at) if isinstance(owned_at, str) else owned_at and owned_at.astimezone(UTC)
+        return SourceRow(source_id, size, lines, digest, owned, importing is not None)
+    return None
 
 
 def session_row(conn: Connection, session_id: str, *, lock: bool = False) -> SessionRow | None:
     """Return the session, None where it is new; locked, where that is asked for."""
-    chosen = _SESSION.where(sessions.c.id == session_id)
-    return _session_row(conn.execute(for_update(chosen) if lock else chosen).one_or_none())
-
-
-_SESSION: Final = sa.select(
-    sessions.c.id,
-    sessions.c.origin,
-    sessions.c.version,
-    sessions.c.leaf_entry_id,
-    sessions.c.last_seq,
-    sessions.c.source_id,
-)
-
-
-def _session_row(row: Any) -> SessionRow | None:
-    if row is None:
-        return None
-    return SessionRow(row.id, SessionOrigin(row.origin), row.version, row.leaf_entry_id, row.last_seq, row.source_id)
+    for row in (_SESSION_LOCKED if lock else _SESSION).rows(conn, id=session_id):
+        return SessionRow(row[0], SessionOrigin(row[1]), *row[2:])
+    return None
 
 
 def stored_entries(conn: Connection, session_id: str, ids: Sequence[str]) -> dict[str, StoredEntry]:
@@ -165,8 +166,7 @@ def own_ids(conn: Connection, session_id: str, *, after_seq: int) -> list[tuple[
 
 def unsettled_submissions(conn: Connection, session_id: str) -> set[str]:
     """Return the ids of the session's unsettled submissions."""
-    chosen = sa.select(submissions.c.id).where(submissions.c.session_id == session_id, sa.text("status <> 'settled'"))
-    return set(conn.execute(chosen).scalars())
+    return {row[0] for row in _UNSETTLED.rows(conn, session_id=session_id)}
 
 
 def settled_among(conn: Connection, session_id: str, ids: Sequence[str]) -> list[str]:
@@ -181,22 +181,12 @@ def settled_among(conn: Connection, session_id: str, ids: Sequence[str]) -> list
 
 def settlements(conn: Connection, session_id: str) -> dict[str, str]:
     """Return the settlement entries that are stored, ours or the source's: submission to entry."""
-    chosen = sa.select(entries.c.submission_id, entries.c.id).where(
-        entries.c.session_id == session_id, entries.c.kind == sa.literal_column(f"'{KIND_SUBMISSION_SETTLED}'")
-    )
-    return {row[0]: row[1] for row in conn.execute(chosen)}
+    return dict(_SETTLEMENTS.rows(conn, session_id=session_id))
 
 
 def admitted(conn: Connection, session_id: str, ids: Sequence[str]) -> set[str]:
     """Return those of the submissions *ids* that have a row, or had one before they were pruned."""
-    found: set[str] = set()
-    for table, column in ((submissions, submissions.c.id), (settled_ids, settled_ids.c.submission_id)):
-        found.update(
-            conn.execute(
-                sa.select(column).where(table.c.session_id == session_id, in_list(conn, column, list(ids)))
-            ).scalars()
-        )
-    return found
+    return {row[0] for row in _ADMITTED.rows(conn, session_id=session_id, ids=list(ids))}
 
 
 def clock(conn: Connection) -> datetime:

@@ -6,7 +6,7 @@ Parts of the last piece of an import (see ``ingest.py``), under the session's lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,10 +16,10 @@ from sqlalchemy.engine import Connection
 
 from reconciler.core.canonical import canonical_json
 from reconciler.core.model import INPUT_ID_PREFIX
-from reconciler.core.states import SubmissionStatus
-from reconciler.store.dialect import in_list, insert_ignore
+from reconciler.store.dialect import in_list
+from reconciler.store.driver_sql import DriverSql
 from reconciler.store.ingest_reads import admitted
-from reconciler.store.schema import decisions, entry_payloads, sessions, submissions
+from reconciler.store.schema import submissions
 from reconciler.store.types import utc_text
 
 LATE_EVIDENCE_MAX: Final = 100
@@ -59,22 +59,40 @@ def note_late_evidence(
     return [row.id for row in rows]
 
 
+_MAKE_DUE: Final = DriverSql(
+    "UPDATE submissions SET reconcile_at = :now, revision = revision + 1"
+    " WHERE session_id = :session_id AND status = 'queued' AND held_at IS NULL"
+)
+_TICKETS: Final = DriverSql(
+    "UPDATE sessions SET last_ticket = last_ticket + :number WHERE id = :session_id RETURNING last_ticket"
+)
+_SUBMISSION: Final = DriverSql(
+    "INSERT INTO submissions (session_id, id, status, revision, ticket, kind, content_digest, admitted_at,"
+    " reconcile_at, decision_count)"
+    " VALUES (:session_id, :id, 'queued', 1, :ticket, :kind, :digest, :now, :now, 1)"
+)
+_DECISION: Final = DriverSql(
+    "INSERT INTO decisions (session_id, submission_id, number, decided_at, action, reason, session_version, revision)"
+    " VALUES (:session_id, :id, 1, :now, 'import', 'imported', :version, 1)"
+)
+_INPUT: Final = DriverSql(
+    "INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (:session_id, :entry_id, :payload)"
+    " ON CONFLICT (session_id, entry_id) DO NOTHING"
+)
+
+
 def make_due(conn: Connection, session_id: str, withdrawn: Sequence[str], now: datetime) -> None:
     """Let the unsettled rows be looked at again: a later prompt decides about the ones before it too.
 
     A held row stays with the person that it needs. The revision rises, so that advice given before no longer stands.
     """
-    unsettled = sa.and_(submissions.c.session_id == session_id, sa.text("status = 'queued'"))
-    conn.execute(
-        sa.update(submissions)
-        .where(unsettled, submissions.c.held_at.is_(None))
-        .values(reconcile_at=now, revision=submissions.c.revision + 1)
-    )
+    _MAKE_DUE.run(conn, session_id=session_id, now=now)
     if withdrawn:
         conn.execute(
             sa.update(submissions)
             .where(
-                unsettled,
+                submissions.c.session_id == session_id,
+                sa.text("status = 'queued'"),
                 in_list(conn, submissions.c.id, list(withdrawn)),
                 submissions.c.abort_requested_at.is_(None),
             )
@@ -95,55 +113,34 @@ def admit(conn: Connection, session_id: str, wanted: Sequence[NewSubmission], no
     known = admitted(conn, session_id, [submission.submission_id for submission in wanted])
     fresh = [submission for submission in wanted if submission.submission_id not in known]
     if fresh:
-        ticket: int = conn.execute(sa.select(sessions.c.last_ticket).where(sessions.c.id == session_id)).scalar_one()
-        conn.execute(
-            sa.insert(submissions),
+        ((last,),) = _TICKETS.rows(conn, session_id=session_id, number=len(fresh))
+        common = {"session_id": session_id, "now": now}
+        _SUBMISSION.run_many(
+            conn,
             [
                 {
-                    "session_id": session_id,
+                    **common,
                     "id": submission.submission_id,
-                    "status": SubmissionStatus.QUEUED.value,
-                    "revision": 1,
-                    "ticket": ticket + number,
+                    "ticket": last - len(fresh) + number,
                     "kind": submission.kind,
-                    "content_digest": submission.content_digest,
-                    "admitted_at": now,
-                    "reconcile_at": now,
-                    "decision_count": 1,
+                    "digest": submission.content_digest,
                 }
                 for number, submission in enumerate(fresh, 1)
             ],
         )
-        conn.execute(sa.update(sessions).where(sessions.c.id == session_id).values(last_ticket=ticket + len(fresh)))
-        conn.execute(
-            sa.insert(decisions),
+        _DECISION.run_many(
+            conn, [{**common, "id": submission.submission_id, "version": version} for submission in fresh]
+        )
+        _INPUT.run_many(
+            conn,
             [
                 {
                     "session_id": session_id,
-                    "submission_id": submission.submission_id,
-                    "number": 1,
-                    "decided_at": now,
-                    "action": "import",
-                    "reason": "imported",
-                    "session_version": version,
-                    "revision": 1,
+                    "entry_id": INPUT_ID_PREFIX + submission.submission_id,
+                    "payload": submission.payload,
                 }
                 for submission in fresh
+                if submission.payload is not None
             ],
         )
-        _keep_inputs(conn, session_id, fresh)
     return [submission.submission_id for submission in fresh]
-
-
-def _keep_inputs(conn: Connection, session_id: str, fresh: Iterable[NewSubmission]) -> None:
-    rows = [
-        {
-            "session_id": session_id,
-            "entry_id": INPUT_ID_PREFIX + submission.submission_id,
-            "payload": submission.payload,
-        }
-        for submission in fresh
-        if submission.payload is not None
-    ]
-    if rows:
-        conn.execute(insert_ignore(conn, entry_payloads, key=["session_id", "entry_id"]), rows)
