@@ -105,9 +105,13 @@ def seeded(seed: str) -> Iterator[None]:
             pieces += sha256(state + count.to_bytes(8, "big")).digest()
         return pieces[:size]
 
+    before = random.getstate()
     random.seed(seed)
-    with mock.patch.object(os, "urandom", urandom):
-        yield
+    try:
+        with mock.patch.object(os, "urandom", urandom):
+            yield
+    finally:
+        random.setstate(before)
 
 
 class _RepeatingRunner(Runner):
