@@ -37,6 +37,19 @@ class StoredEntry:
     payload: Any
     text: str
     at: datetime
+    # R12; None where it isn't known.
+    write_ahead: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSubmission:
+    """A submission's row. ``input_text`` is its input's canonical JSON where that is kept, apart from any entry."""
+
+    submission_id: str
+    kind: str
+    status: str
+    outcome: str | None
+    input_text: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,9 @@ class StoredSession:
     leaf_entry_id: str | None
     entries: Sequence[StoredEntry]
     source_format: str | None = None
+    leaf_known_empty: bool = False
+    # In the order of admission.
+    submissions: Sequence[StoredSubmission] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,14 @@
-"""Our own lines: every column and the payload of each entry, for archives and for other programs. One object a line."""
+"""Our own lines, one object each: every column and the payload of each entry, and the submissions.
+
+For archives, for other programs, and for another database: importers/native.py reads them again. What is added to the
+format is added in keys and line types of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
+from reconciler.core.terms import is_canonical_input
 from reconciler.exporters.base import Exported, Line, StoredSession, closings, dumped, iso
 
 
@@ -16,13 +21,26 @@ def export(session: StoredSession, *, repaired: bool) -> Exported:
         "origin": session.origin,
         "leaf_entry_id": session.leaf_entry_id,
         "source_format": session.source_format,
+        "leaf_known_empty": session.leaf_known_empty,
     }
     found = Exported([Line(dumped(header))])
     for stored in session.entries:
         columns = {**dataclasses.asdict(stored.entry), "tool_call_ids": list(stored.entry.tool_call_ids)}
         # The payload as it is stored: no float and no key is written again.
-        head = dumped({"type": "entry", "at": iso(stored.at), "entry": columns})
+        head = dumped({"type": "entry", "at": iso(stored.at), "entry": columns, "write_ahead": stored.write_ahead})
         found.lines.append(Line(f'{head[:-1]},"payload":{stored.text}}}', stored.entry.id))
+    applied = {
+        stored.entry.submission_id
+        for stored in session.entries
+        if stored.entry.submission_id is not None and is_canonical_input(stored.entry, stored.entry.submission_id)
+    }
+    for one in session.submissions:
+        row = {"type": "submission", "submission_id": one.submission_id, "kind": one.kind, "status": one.status}
+        head = dumped({**row, "outcome": one.outcome})
+        if one.submission_id not in applied and one.input_text is not None:
+            # Accepted, and never begun: nothing else holds what was asked for.
+            head = f'{head[:-1]},"payload":{one.input_text}}}'
+        found.lines.append(Line(head))
     for closing in closings(session) if repaired else ():
         marker = {
             "type": "closing",

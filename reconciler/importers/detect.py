@@ -18,6 +18,7 @@ from reconciler.importers import (
     flue,
     google_adk,
     langgraph,
+    native,
     openai_agents,
     opencode,
     pi,
@@ -30,6 +31,7 @@ from reconciler.importers.flue import FlueImporter
 from reconciler.importers.foreign_database import DatabaseImporter
 from reconciler.importers.google_adk import GoogleAdkImporter
 from reconciler.importers.langgraph import LanggraphImporter
+from reconciler.importers.native import NativeImporter
 from reconciler.importers.openai_agents import OpenaiAgentsImporter
 from reconciler.importers.opencode import OpencodeExportImporter, OpencodeImporter
 from reconciler.importers.pi import PiImporter
@@ -42,6 +44,7 @@ IMPORTERS: Final[dict[str, Callable[[], Importer]]] = {
     codex.FORMAT: CodexImporter,
     opencode.EXPORT_FORMAT: OpencodeExportImporter,
     pi_harness.FORMAT: PiHarnessImporter,
+    native.FORMAT: NativeImporter,
 }
 # In databases: one of them may hold sessions of several.
 DATABASE_IMPORTERS: Final[dict[str, Callable[[], DatabaseImporter]]] = {
@@ -187,6 +190,8 @@ def _judge(lines: Iterable[tuple[int, dict[str, Any]]]) -> Detection | str:
         kind = as_text(value.get("type"))
         if (foreign := _foreign(value, kind)) is not None:
             return f"line {number} looks like {foreign}, which is not supported"
+        if kind == "session" and {"format", "origin", "leaf_entry_id"} <= value.keys():
+            return Detection(native.FORMAT, f"line {number} is the header of an export of ours")
         if kind == "session" and ("id" in value or "timestamp" in value):
             return Detection(pi.FORMAT, f'line {number} is a session header ("type": "session")')
         if value.get("kind") == "header" and "storageVersion" in value:

@@ -14,6 +14,7 @@ from reconciler.importers import (
     flue,
     google_adk,
     langgraph,
+    native,
     openai_agents,
     opencode,
     pi,
@@ -217,6 +218,24 @@ _FORMATS: Final = (
         ),
         ("whether an open call was begun, unless one of its steps is recorded",),
         "the runtime's source (2.1); no database of the program itself was at hand",
+    ),
+    StoreFormat(
+        native.FORMAT,
+        "this one",
+        "JSONL files, as `reconciler export --format jsonl` writes them",
+        "as it was stored",
+        "as it was stored: it is kept with each entry",
+        "as it was stored",
+        (
+            "what the database that wrote it proves, with the same verdicts, whatever program the session came from",
+            "prompts that were accepted and never begun",
+            "outcomes: a pass adopts them",
+        ),
+        (
+            "attempts, decisions and what was superseded: they stay in the database that wrote it",
+            "that nobody changed the file since: it is no proof of itself",
+        ),
+        "round trips of native sessions and of the examples, on both databases",
     ),
 )
 

@@ -227,18 +227,28 @@ def id_fault(text: str) -> str | None:
     """Return why *text* can't be an id of ours (contract, section 2; reserved prefixes: I2), or None."""
     if is_plain_id(text):
         return None
+    fault = _text_fault(text, ID_BYTES_MAX)
+    if fault is None and text.startswith(RESERVED_ID_PREFIXES):
+        return "its prefix is reserved"
+    return fault
+
+
+def is_derived_id(text: str) -> bool:
+    """Return whether *text* can be an id that we derived from another one."""
+    return text.startswith(RESERVED_ID_PREFIXES) and _text_fault(text, 2 * ID_BYTES_MAX) is None
+
+
+def _text_fault(text: str, bytes_max: int) -> str | None:
     if not text:
         return "it is empty"
     try:
         length = len(text.encode("utf-8"))
     except UnicodeEncodeError:
         return "it holds a lone surrogate"
-    if length > ID_BYTES_MAX:
-        return f"it has {length} bytes, more than {ID_BYTES_MAX}"
+    if length > bytes_max:
+        return f"it has {length} bytes, more than {bytes_max}"
     if _CONTROL.search(text):
         return "it holds a control character"
-    if text.startswith(RESERVED_ID_PREFIXES):
-        return "its prefix is reserved"
     return None
 
 

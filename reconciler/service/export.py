@@ -29,6 +29,7 @@ from reconciler.exporters.base import (
     Exported,
     StoredEntry,
     StoredSession,
+    StoredSubmission,
     active_path,
     digest_of,
 )
@@ -116,12 +117,24 @@ def _read(engine: Engine, session_id: str) -> StoredSession:
             text = "null" if one.payload is None else one.payload
             size += len(text)
             if size > EXPORT_BYTES_MAX:
-                raise LimitExceeded(
-                    f'cannot export session "{session_id}": it is larger than {EXPORT_BYTES_MAX} bytes',
-                    hint="copy its rows with the database's own tools",
-                )
-            found.append(StoredEntry(one.entry, json.loads(text), text, one.at))
-    return StoredSession(session_id, head.origin, head.leaf_entry_id, found, head.source_format)
+                raise _too_large(session_id)
+            found.append(StoredEntry(one.entry, json.loads(text), text, one.at, one.write_ahead))
+        submissions = []
+        for row in store.submissions_of(conn, session_id):
+            size += len(row.input_text or "")
+            if size > EXPORT_BYTES_MAX:
+                raise _too_large(session_id)
+            submissions.append(StoredSubmission(row.submission_id, row.kind, row.status, row.outcome, row.input_text))
+    return StoredSession(
+        session_id, head.origin, head.leaf_entry_id, found, head.source_format, head.leaf_known_empty, submissions
+    )
+
+
+def _too_large(session_id: str) -> LimitExceeded:
+    return LimitExceeded(
+        f'cannot export session "{session_id}": it is larger than {EXPORT_BYTES_MAX} bytes',
+        hint="copy its rows with the database's own tools",
+    )
 
 
 def _format(session: StoredSession, name: str | None) -> str:

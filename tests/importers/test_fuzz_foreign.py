@@ -43,6 +43,12 @@ from tests.support.foreign_stores import (
 )
 from tests.support.session_files import as_bytes
 
+
+def _native(entry_id: str, parent: str | None, **columns: Any) -> dict[str, Any]:
+    entry = {"id": entry_id, "parent_id": parent, "kind": "message", "content": "text", **columns}
+    return {"type": "entry", "at": "2026-05-01T03:00:00.000Z", "write_ahead": True, "entry": entry, "payload": {}}
+
+
 CODEX = (
     Rollout()
     .begin("t1")
@@ -68,7 +74,17 @@ HARNESS = (
     .commit({"kind": "list", "op": "append", "namespace": "pi.pending.assistant_frame", "key": "op1:a2", "value": {}})
     .commit(value("pi.result", "op1", {"kind": "run", "status": "completed", "tipId": "a1"}))
 ).lines
-LINES = [("codex", CODEX), ("pi-harness", HARNESS), ("opencode-export", [exported()])]
+NATIVE = [
+    {"type": "session", "format": 1, "id": "s", "origin": "native", "leaf_entry_id": "tool-marker:1:a:0"},
+    _native("submission-input:one", None, role="user", submission_id="one"),
+    _native("a", "submission-input:one", role="assistant", stop_reason="tool_use", tool_call_ids=["c"]),
+    _native("tool-marker:1:a:0", "a", role="tool_result", tool_call_id="c"),
+    _native("submission-settled:one", "tool-marker:1:a:0", kind="submission_settled", submission_id="one"),
+    {"type": "submission", "submission_id": "one", "kind": "prompt", "status": "settled"},
+    {"type": "submission", "submission_id": "two", "kind": "signal", "status": "queued", "payload": {"text": "x"}},
+    {"type": "closing", "tool_call_id": "c"},
+]
+LINES = [("codex", CODEX), ("pi-harness", HARNESS), ("opencode-export", [exported()]), ("jsonl", NATIVE)]
 
 
 class Payloads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -266,6 +267,115 @@ def test_jsonl_keeps_everything(native: Engine) -> None:
     assert {"text": "first"} == rest[0]["payload"]
 
 
+# --- and back again --------------------------------------------------------------------------------------------------
+
+_VERDICT = ("state", "detail", "unresolved_tool_calls", "interior_open_calls", "input_entry_id", "deciding_entry_id")
+_MORE = ("leaf_entry_id", "stopped_by", "unlogged_calls_possible", "integrity")
+
+
+def _whole_verdicts(path: Path) -> dict[str, dict[str, Any]]:
+    return {
+        one["submission_id"]: {name: one[name] for name in (*_VERDICT, *_MORE)}
+        for file in _files(path)
+        for one in file["submissions"]
+    }
+
+
+def _empty(engine_factory: Any, like: Engine, sqlite_url: str, postgresql_url: str) -> Engine:
+    """Give an empty database of the other kind."""
+    found: Engine = engine_factory(postgresql_url if is_sqlite(like) else sqlite_url)
+    return found
+
+
+def test_a_session_of_ours_comes_back_into_an_empty_database_with_its_verdicts(
+    native: Engine, database_url: str, sqlite_url: str, postgresql_url: str, engine_factory: Any, tmp_path: Path
+) -> None:
+    with Runner(database_url, owner="r") as runner:
+        runner.submit("native", "three", {"text": "not begun"})
+    report = export_session(native, "native", repaired=True)
+    file = tmp_path / "native.jsonl"
+    assert write_file(file, report.text, force=False)
+    assert "closing" in report.text
+    other = _empty(engine_factory, native, sqlite_url, postgresql_url)
+    assert ["native"] == _import(other, file)
+    for submission in ("two", "three"):
+        found = [_explained(engine, submission)["inspection"] for engine in (native, other)]
+        assert {name: found[0][name] for name in found[0] if name != "evidence"} == {
+            name: found[1][name] for name in found[0] if name != "evidence"
+        }
+    assert ("absent", "continuable") == (
+        _explained(other, "three")["inspection"]["state"],
+        _explained(other, "two")["inspection"]["state"],
+    )
+    assert "completed" == _whole_verdicts(file)["one"]["state"]
+    # Nothing of the record is lost on the way, but for who tried: a copy has no runner.
+    again = export_session(other, "native", format_name="jsonl")
+    assert _record(export_session(native, "native").text) == _record(again.text)
+    # The same file twice changes nothing.
+    front = Front(Desk(make_engine=lambda **_: other, name_database=lambda: "it"))
+    assert 0 == front.get("import", files=[str(file)])["imported"]["entries"]
+
+
+def _explained(engine: Engine, submission: str) -> dict[str, Any]:
+    front = Front(Desk(make_engine=lambda **_: engine, name_database=lambda: "it"))
+    return front.get("explain", submission=submission, session="native")
+
+
+def _record(text: str) -> list[dict[str, Any]]:
+    lines = [line for line in _lines(text) if line["type"] == "entry"]
+    for line in lines:
+        line["entry"].pop("attempt_id")
+    return lines
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_our_lines_of_any_session_give_its_verdicts(imported: Engine, path: Path, tmp_path: Path) -> None:
+    session = _files(path)[0]["session_id"]
+    for repaired in (False, True):
+        file = tmp_path / "copy.jsonl"
+        report = export_session(imported, session, format_name="jsonl", repaired=repaired)
+        write_file(file, report.text, force=True)
+        (read,) = _files(file)
+        assert ("jsonl", session) == (read["format"], read["session_id"])
+        assert "export of ours" in read["format_reason"]
+        assert _whole_verdicts(path) == _whole_verdicts(file)
+
+
+def test_an_outcome_comes_back_as_an_outcome_and_a_pass_adopts_it(
+    native: Engine, sqlite_url: str, postgresql_url: str, engine_factory: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "native.jsonl"
+    write_file(file, export_session(native, "native").text, force=False)
+    other = _empty(engine_factory, native, sqlite_url, postgresql_url)
+    front = Front(Desk(make_engine=lambda **_: other, name_database=lambda: "it"))
+    front.get("import", files=[str(file)], all_prompts=True)
+    assert 1 == front.get("once")["adopted"]
+    assert ("settled", "completed") == (_explained(other, "one")["status"], _explained(other, "one")["outcome"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"kind": "submission_settled", "submission_id": None}, "outcome_of_nothing"),
+        ({"stop_reason": "x\x00"}, "unknown_stop_reason"),
+        ({"id": "tool-marker:\ud800"}, "id_replaced"),
+        ({"parent_id": "submission-input:gone"}, "missing_parent"),
+        ({"id": 7}, "id_missing"),
+    ],
+)
+def test_our_lines_are_not_trusted_to_be_ours(
+    native: Engine, sqlite_url: str, postgresql_url: str, engine_factory: Any, tmp_path: Path, changed: Any, code: str
+) -> None:
+    header, *lines = _lines(export_session(native, "native").text)
+    entry = lines[3]["entry"] | changed | {"role": "x\x00", "content": "\x00", "stopped_by": "\x00", "kind": "\x00"}
+    lines[3]["entry"] = entry | changed
+    file = tmp_path / "native.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in (header, *lines)), encoding="utf-8")
+    (read,) = _files(file)
+    assert code in [problem["code"] for problem in read["problems"]]
+    assert ["native"] == _import(_empty(engine_factory, native, sqlite_url, postgresql_url), file)
+
+
 def test_both_databases_give_the_same_bytes(
     native: Engine, sqlite_url: str, postgresql_url: str, engine_factory: Any
 ) -> None:
@@ -452,3 +562,56 @@ def test_pi_opens_a_repaired_session_and_finds_no_open_call(imported: Engine, tm
     assert json.loads(report.text.splitlines()[-1])["id"] == found["leaf"]
     # It is as good as a file of its own: pi has nothing to mend in it.
     assert report.text == file.read_text(encoding="utf-8")
+
+
+_LOAD_CLAUDE = """
+import { getSessionMessages } from "%s/sdk.mjs";
+const found = {};
+for (const session of process.argv.slice(3)) {
+  const messages = await getSessionMessages(session, { dir: process.argv[2] });
+  const calls = [], results = [];
+  for (const message of messages) {
+    const content = message.message.content;
+    for (const block of Array.isArray(content) ? content : []) {
+      if (block.type === "tool_use") calls.push(block.id);
+      if (block.type === "tool_result") results.push(block.tool_use_id);
+    }
+  }
+  found[session] = { calls, results, uuids: messages.map((message) => message.uuid) };
+}
+console.log(JSON.stringify(found));
+"""
+
+
+def test_claude_codes_own_reader_opens_repaired_sessions_and_finds_no_open_call(
+    imported: Engine, tmp_path: Path
+) -> None:
+    package, node = os.environ.get("RECONCILER_TEST_CLAUDE_PACKAGE"), shutil.which("node")
+    if not package or node is None:
+        pytest.skip(
+            "RECONCILER_TEST_CLAUDE_PACKAGE names no folder of an installed @anthropic-ai/claude-agent-sdk, or node is"
+            " missing: not loaded by Claude's own reader"
+        )
+    script = tmp_path / "load.mjs"
+    script.write_text(_LOAD_CLAUDE % Path(package).resolve(), encoding="utf-8")
+    folder = tmp_path / "projects" / re.sub(r"[^A-Za-z0-9]", "-", str(tmp_path))
+    folder.mkdir(parents=True)
+    reports = {}
+    for path in EXAMPLES:
+        if path.name.startswith("claude-"):
+            session = _files(path)[0]["session_id"]
+            reports[session] = export_session(imported, session, repaired=True, cwd=str(tmp_path))
+            write_file(folder / f"{session}.jsonl", reports[session].text, force=False)
+    env = {**os.environ, "HOME": str(tmp_path), "CLAUDE_CONFIG_DIR": str(tmp_path)}
+    run = subprocess.run(
+        [node, str(script), str(tmp_path), *reports], capture_output=True, text=True, timeout=60, env=env, check=True
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert sorted(reports) == sorted(found)
+    for session, report in reports.items():
+        # A result whose call the file lost stays as it is.
+        assert [] == sorted({*found[session]["calls"]} - {*found[session]["results"]}), session
+        added = [json.loads(one.text)["uuid"] for one in report.added]
+        assert added == [uuid for uuid in found[session]["uuids"] if uuid in added]
+        assert report.text == (folder / f"{session}.jsonl").read_text(encoding="utf-8")
+    assert ["toolu_02b"] == [one.tool_call_id for one in reports[CLAUDE_TOOLS].added]
