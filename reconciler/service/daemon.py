@@ -34,7 +34,7 @@ from reconciler.service.schedule import Schedule, Work
 from reconciler.service.scheduler import Clock
 from reconciler.service.settings import DaemonSettings, system_jobs, work_settings
 from reconciler.service.wakeup import Listener, Notifier
-from reconciler.store.engine import name_of, read, require_schema
+from reconciler.store.engine import keep_requiring_schema, name_of, read, require_schema
 from reconciler.store.link import Link
 from reconciler.store.queries import Counts, count_all
 
@@ -89,6 +89,8 @@ class Daemon:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         settings = configuration.settings
+        # The clock's threads write too, from before the first round on.
+        keep_requiring_schema(engine)
         self.metrics = metrics or Metrics()
         self._engine = engine
         self._link_engine = link_engine
@@ -402,7 +404,8 @@ class Daemon:
                 emit("slots.failed", error=_text(error))
 
     def _beat(self) -> None:
-        if self._stopping.is_set():
+        # Before the schema was seen nothing is written, not even that this daemon is there.
+        if self._stopping.is_set() or not self._schema_checked:
             return
         try:
             self._presence.beat()

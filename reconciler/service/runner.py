@@ -126,7 +126,11 @@ class Runner:
         # Every call is tried again as a whole: a connection that went away is found out by using it.
         settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock, pool_pre_ping=False)
         self._engine = make_engine(database_url, settings=settings)
-        require_schema(self._engine)
+        try:
+            require_schema(self._engine)
+        except BaseException:
+            self._engine.dispose()
+            raise
         # One connection that beats alone use, and that gives up before the next beat is due.
         quick = max(1.0, beat_s)
         self._beat_engine = make_engine(

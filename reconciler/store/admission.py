@@ -310,13 +310,7 @@ def _insert(
         rows.append(_submission_row(one, tickets[one.session_id], version, now, deadline_at))
         decided.append(_decision_row(one, version, now, deadline_at))
     conn.execute(submissions.insert(), rows)
-    conn.execute(
-        entry_payloads.insert(),
-        [
-            {"session_id": one.session_id, "entry_id": INPUT_ID_PREFIX + one.submission_id, "payload": one.payload}
-            for one in fresh
-        ],
-    )
+    _keep_payloads(conn, fresh)
     conn.execute(decisions.insert(), decided)
     conn.execute(
         sa.update(sessions)
@@ -328,6 +322,31 @@ def _insert(
         ],
     )
     return admitted
+
+
+def _keep_payloads(conn: Connection, fresh: Sequence[PreparedSubmission]) -> None:
+    payloads = [
+        {"session_id": one.session_id, "entry_id": INPUT_ID_PREFIX + one.submission_id, "payload": one.payload}
+        for one in fresh
+    ]
+    kept = conn.execute(insert_ignore(conn, entry_payloads, key=["session_id", "entry_id"]), payloads)
+    if kept.rowcount == len(fresh):
+        return
+    # A ledger restored beside newer entries: the input is there, and its submission is not.
+    stored = conn.execute(
+        sa.select(entry_payloads.c.session_id, entry_payloads.c.entry_id, entry_payloads.c.payload).where(
+            in_list(conn, entry_payloads.c.session_id, sorted({one["session_id"] for one in payloads})),
+            in_list(conn, entry_payloads.c.entry_id, sorted({one["entry_id"] for one in payloads})),
+        )
+    )
+    found = {(row.session_id, row.entry_id): row.payload for row in stored}
+    for one, payload in zip(fresh, payloads, strict=True):
+        if found[payload["session_id"], payload["entry_id"]] != payload["payload"]:
+            raise Conflict(
+                f"cannot submit {one.name}: its session holds an input of this id with other content",
+                detail={"session_id": one.session_id, "submission_id": one.submission_id},
+                hint="give other work another id",
+            )
 
 
 def _submission_row(

@@ -1,7 +1,8 @@
 """Admission of one new submission on PostgreSQL in two statements: the usual case, and the one that all wait for.
 
 `admission.admit` is the rule; what is written here is the same rows, and a test holds the two together. Whatever is not
-the usual case (the id is known, the session is mirrored) is not judged here. Knows nothing of runners and passes.
+the usual case (the id or its input is known, the session is mirrored) is not judged here. Knows nothing of runners and
+passes.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ _ADMIT: Final = (
     " FROM settled_ids k WHERE k.session_id = %(session)s AND k.submission_id = %(submission)s)"
     " ON CONFLICT DO NOTHING RETURNING ticket, admitted_at, deadline_at, decision_version),"
     " p AS (INSERT INTO entry_payloads (session_id, entry_id, payload)"
-    " SELECT %(session)s, 'submission-input:' || %(submission)s, %(payload)s FROM s),"
+    " SELECT %(session)s, 'submission-input:' || %(submission)s, %(payload)s FROM s"
+    # There already: a ledger was restored beside newer entries.
+    " ON CONFLICT DO NOTHING RETURNING 1),"
     " d AS (INSERT INTO decisions (session_id, submission_id, number, decided_at, action, reason, not_before,"
     " reconcile_at, session_version, revision)"
     " SELECT %(session)s, %(submission)s, 1, admitted_at, 'admit', 'admitted', admitted_at, deadline_at,"
     " decision_version, 0 FROM s)"
-    " SELECT ticket, admitted_at, deadline_at FROM s"
+    " SELECT ticket, admitted_at, deadline_at FROM s WHERE EXISTS (SELECT 1 FROM p)"
 )
 
 
