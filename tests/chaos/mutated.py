@@ -14,30 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from reconciler.entrypoints.cli import main
-from reconciler.store.schema import entries, submissions
-from reconciler.store.settlements import Landed
+from reconciler.store.schema import submissions
+from reconciler.store.settlements import DecisionWrite, Landed
 
 reconcile: Any = import_module("reconciler.service.reconcile")
-
-
-def _settlement_without_entry() -> None:
-    """A pass settles the row and writes no entry that stays."""
-    inner: Callable[..., list[Any]] = reconcile.apply_decisions
-
-    def apply(conn: Connection, writes: Sequence[Any], **more: Any) -> list[Any]:
-        landed = inner(conn, writes, **more)
-        for write, result in zip(writes, landed, strict=False):
-            if isinstance(result, Landed) and write.settlement is not None:
-                conn.execute(
-                    sa.delete(entries).where(
-                        entries.c.session_id == write.session_id,
-                        entries.c.submission_id == write.submission_id,
-                        entries.c.kind == "submission_settled",
-                    )
-                )
-        return landed
-
-    reconcile.apply_decisions = apply
 
 
 def _forgets_submissions() -> None:
@@ -47,7 +27,7 @@ def _forgets_submissions() -> None:
     def apply(conn: Connection, writes: Sequence[Any], **more: Any) -> list[Any]:
         landed = inner(conn, writes, **more)
         for write, result in zip(writes, landed, strict=False):
-            if isinstance(result, Landed) and write.decision.action == "requeue":
+            if isinstance(result, Landed) and isinstance(write, DecisionWrite) and write.decision.action == "requeue":
                 conn.execute(
                     sa.delete(submissions).where(
                         submissions.c.session_id == write.session_id, submissions.c.id == write.submission_id
@@ -59,7 +39,6 @@ def _forgets_submissions() -> None:
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
-    "settlement_without_entry": _settlement_without_entry,
     "forgets_submissions": _forgets_submissions,
 }
 

@@ -35,6 +35,8 @@ SESSIONS = 500
 DAEMONS = 2
 SHARE_OF_CAPACITY = 0.6
 DISK_MB = 192
+# Faults that are put into the daemons; the others are put into runners and producer.
+DAEMON_MUTANTS = ("forgets_submissions",)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,6 @@ class Cell:
 
     def _setup(self) -> Path:
         path = self.folder / "setup.json"
-        worker_mutant = self.mutant if self.mutant in ("tool_again", "ack_before_admission") else None
         path.write_text(
             json.dumps(
                 {
@@ -168,7 +169,7 @@ class Cell:
                     "lease_s": 15 * self.scale,
                     "beat_s": 5 * self.scale,
                     "scale": self.scale,
-                    "mutant": worker_mutant,
+                    "mutant": self.mutant,
                 }
             )
         )
@@ -207,10 +208,8 @@ class Cell:
             "beat_s": 10 * self.scale,
             "reconnect_max_s": max(0.2, 5 * self.scale),
         }
-        mutated = self.mutant if self.mutant in ("settlement_without_entry", "forgets_submissions") else None
-        self._daemons[number] = DaemonProcess(
-            self.url, settings=settings, limits=limits, module=["tests.chaos.mutated", mutated] if mutated else None
-        )
+        module = ["tests.chaos.mutated", self.mutant] if self.mutant in DAEMON_MUTANTS else None
+        self._daemons[number] = DaemonProcess(self.url, settings=settings, limits=limits, module=module)
 
     def kill_replica(self, number: int) -> list[int]:
         """Kill runner and daemon *number*; return their process ids."""

@@ -9,10 +9,10 @@ import pytest
 from tests.chaos.cells import CELLS
 from tests.chaos.ledger import Ledger, lines
 from tests.chaos.mutated import MUTANTS
-from tests.chaos.run import Plan
+from tests.chaos.run import DAEMON_MUTANTS, Plan
 from tests.chaos.verdict import Sample, rates, recovery
 
-WORKER_MUTANTS = {"tool_again", "ack_before_admission"}
+WORKER_MUTANTS = {"tool_again", "ack_before_admission", "settlement_without_entry"}
 VERDICTS = {"acknowledged = settled, each once", "side effects: none twice, each answered", "fsck clean"}
 
 
@@ -25,6 +25,7 @@ def test_there_are_nine_cells_in_their_order() -> None:
 def test_every_cell_has_a_control_that_exists_and_a_line_that_must_find_it(cell: Plan) -> None:
     mutant, line = cell.control
     assert mutant in set(MUTANTS) | WORKER_MUTANTS
+    assert set(DAEMON_MUTANTS) == set(MUTANTS)
     assert line in VERDICTS
 
 

@@ -17,10 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
+from reconciler.core.classifier import submission_settlement_entry_id
 from reconciler.core.model import NewEntry
 from reconciler.errors import AttemptLost, ReconcilerError
 from reconciler.service.attempt import Attempt, TurnPath
 from reconciler.service.runner import Runner
+from reconciler.store.engine import begin, make_engine
+from reconciler.store.schema import entries
 from tests.chaos.ledger import Ledger
 
 STEP_S = 0.001
@@ -50,6 +55,7 @@ class Worker:
             poll_s=0.1,
             reconnect_s=120,
         )
+        self.engine = make_engine(setup["url"])
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -99,7 +105,8 @@ class Worker:
         path = attempt.begin()
         if chance(attempt, "dies", 1000):
             os.kill(os.getpid(), signal.SIGKILL)
-        if chance(attempt, "fails", 100):
+        # A control has few minutes to meet what its fault is about.
+        if chance(attempt, "fails", 10 if self.setup.get("mutant") == "forgets_submissions" else 100):
             attempt.fail("the provider is overloaded", retryable=True)
             return
         calls = self.calls_of(attempt, path)
@@ -127,6 +134,8 @@ class Worker:
         time.sleep(STEP_S)
         self.append(attempt, NewEntry(role="assistant", stop_reason="stop", payload={"text": "done"}))
         settled = attempt.settle("completed")
+        if self.setup.get("mutant") == "settlement_without_entry" and chance(attempt, "loses", 20):
+            self.lose_settlement(attempt)
         self.settled.write(
             at=time.time(),
             session=attempt.session_id,
@@ -151,10 +160,18 @@ class Worker:
         attempt.start(call)
         # The world is changed here, once the start is durable.
         self.effects.write(at=time.time(), call=call, attempt=attempt.attempt_id)
+        if self.setup.get("mutant") == "tool_again" and chance(attempt, f"again {call}", 50):
+            self.effects.write(at=time.time(), call=call, attempt=attempt.attempt_id)
         time.sleep(SLOW_S * self.setup["scale"] if chance(attempt, call, 20) else STEP_S)
         self.append(
             attempt, NewEntry(role="tool_result", tool_call_id=call, payload={"result": "ok", "pad": "y" * 200})
         )
+
+    def lose_settlement(self, attempt: Attempt) -> None:
+        """Take the settlement's entry away: the row alone says that it is settled, which must never be."""
+        rows = {"session_id": attempt.session_id, "id": submission_settlement_entry_id(attempt.submission_id)}
+        with begin(self.engine) as conn:
+            conn.execute(sa.delete(entries).filter_by(**rows))
 
     def append(self, attempt: Attempt, entry: NewEntry) -> None:
         ids = attempt.append([entry])
