@@ -15,7 +15,7 @@ from reconciler.core.states import Reason, ResumeMode
 from reconciler.entrypoints.cli import make_cli
 from reconciler.errors import ReconcilerError
 from reconciler.ops.registry import REGISTRY
-from tests.support.console import run, temporary_home, told
+from tests.support.console import Told, run, temporary_home, told
 from tests.support.pages import PAGES, ROOT
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -30,6 +30,17 @@ def test_a_page_that_is_made_from_the_code_is_as_it_makes_it(name: str, page: Ca
 def test_the_commands_of_the_readme_print_what_it_shows() -> None:
     shown = told((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(shown) >= 10
+    _check(shown)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.md")), ids=lambda path: path.stem)
+def test_every_example_page_prints_what_it_says(path: Path) -> None:
+    shown = told(path.read_text(encoding="utf-8"))
+    assert len(shown) >= 2
+    _check(shown)
+
+
+def _check(shown: list[Told]) -> None:
     with temporary_home() as home:
         for one in shown:
             assert one.output.strip() == run(one.command, home).strip(), one.command

@@ -31,6 +31,7 @@ _STAND_INS = (
     (re.compile(r'"pass_id": "[0-9a-f-]{36}"'), '"pass_id": "6d1b7c1e-5f7b-4d0c-9d3e-0a8c2f4b9e11"'),
     (re.compile(r"\b\d+(ms|s) ago\b"), "1s ago"),
     (re.compile(r"\bin \d+(ms|s)\b"), "in 21ms"),
+    (re.compile(r"\bquiet for \d+ (s|min|h|d|days?)\b"), "quiet for 4 h"),
     (re.compile(r"\btess \(once\)"), "tess (once)"),
 )
 

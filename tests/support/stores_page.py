@@ -38,6 +38,35 @@ or continuable verdict says `unlogged_calls_possible`: another tool may have run
 person** (R11): what in the store proves it; such a turn is safe to resume, and nobody asked for that.
 """
 
+_BACK = """\
+`reconciler export` writes a session back, and `--repaired` closes its interrupted calls ([operations.md](operations.md)
+says how). It writes pi's files, Claude Code's transcripts, and lines of its own (`jsonl`); a session of any other store
+goes out as `jsonl`, since a database of another program is never written to. Whether the programs take what is written
+was tried with them, in environments of their own:
+"""
+_TRIED = {
+    "Claude Code 2.1.332": """
+        resumed `examples/sessions/claude-killed-in-parallel-tools.jsonl`, in a network namespace without a network,
+        against a scripted model on the loopback: what it sent held each call with its result, the added one in our
+        words. Without the repair it left the open call out, so that the model would never have heard of it
+    """,
+    "Claude's Agent SDK 0.3.332 (its reader of sessions)": """
+        the six examples, and repaired exports of the 41 transcripts at hand: no call without a result, and in the
+        examples each added line on the path; a test does those again where `RECONCILER_TEST_CLAUDE_PACKAGE` names the
+        package's folder
+    """,
+    "pi coding agent 0.74.2 (its session manager)": """
+        opened, the leaf and the calls as they should be, and nothing mended in the file; a test does it again where
+        `RECONCILER_TEST_PI_PACKAGE` names the package's folder
+    """,
+    "this program": """
+        `jsonl` into an empty database: the same verdicts, on SQLite and on PostgreSQL; the same lines again
+    """,
+    "Codex, opencode, OpenAI Agents SDK, Google ADK, LangGraph, Flue": """
+        nothing is written in their formats, so there was nothing to open
+    """,
+}
+
 
 def stores_page() -> str:
     """Return the page."""
@@ -51,6 +80,9 @@ def stores_page() -> str:
         lines.append(f"| [`{found.format}`](#{found.format}) | {found.program} | {kind} | {known} |")
     for found in FORMATS.values():
         lines += ["", *_section(found)]
+    lines += ["", "## Opened again by the programs themselves", "", *_paragraph(_BACK), ""]
+    for program, text in _TRIED.items():
+        lines += _item(f"{program}: {' '.join(text.split())}.")
     return "\n".join(lines) + "\n"
 
 
