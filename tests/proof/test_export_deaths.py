@@ -29,7 +29,7 @@ WRITES = {exporting.write_file.__code__, exporting._put.__code__}
 
 
 def traced(act: Callable[[], Any], kill_at: int | None) -> tuple[int, Any]:
-    """Run *act*, and die before step *kill_at* of the writing functions; return how many steps it took, and its answer."""
+    """Run *act*, and die before step *kill_at* of the writing functions; return how many there were, and its answer."""
     steps = 0
 
     def local(frame: FrameType, event: str, _: Any) -> Any:
