@@ -1,0 +1,1 @@
+"""The migrations, and programs of other heads beside the present one."""
