@@ -748,6 +748,7 @@ def _(hands: Hands, _: Any) -> Any:
 NOT_SCRIPTED = {
     "Runner.unacknowledged": "reads",
     "Attempt.path": "reads",
+    "Attempt.abandon": "writes nothing: the lease ends",
     "Runner.path": "reads",
     "RefineGate.over": "makes a gate over an engine",
     "RefineGate.dispose": "writes nothing",

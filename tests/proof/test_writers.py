@@ -35,7 +35,7 @@ NOT_KILLED = {
     "service/beats:Beater.say_goodbye": "one idempotent statement: that a runner has ended",
     "service/instances:Presence.beat": "one idempotent statement each: that a daemon is there, that old ones are gone",
     "service/instances:Presence.stop": "one idempotent statement: that a daemon has ended",
-    "service/instances:RunnerWatch._make_due": "makes rows due earlier, in one transaction; their leases end without it",
+    "service/instances:RunnerWatch._make_due": "makes rows due earlier, in one transaction; leases end without it",
     "service/reconcile:_Pass._set_aside": "only where a row's inspection raises: the poisoned rows of the model, and"
     " tests/service/test_reconcile_robust.py",
     "service/schedule:Schedule._take_over": "takes a slot's lease, in one transaction: the daemons that are killed in"
