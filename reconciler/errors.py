@@ -8,7 +8,11 @@ Every error has a stable ``code`` (programs match on it), a ``message`` that nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+
+# Of a message, or of a hint.
+_TEXT_CHARACTERS_MAX: Final = 4_000
 
 
 class ReconcilerError(Exception):
@@ -26,14 +30,25 @@ class ReconcilerError(Exception):
         hint: str | None = None,
     ) -> None:
         # The class docstring is the default message, so the text, the type and the docs cannot drift apart.
-        self.message = message or " ".join((type(self).__doc__ or "").split())
+        self.message = _presentable(message or " ".join((type(self).__doc__ or "").split()))
         self.detail = detail
-        self.hint = hint or self.default_hint
+        self.hint = _presentable(hint) if hint else self.default_hint
         super().__init__(self.message)
+
+    def __str__(self) -> str:
+        """Return the message with the way out: what a traceback and a log of a Python program show."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def as_dict(self) -> dict[str, Any]:
         """Return the value of ``error`` in a JSON answer: code, message, detail, hint."""
         return {"code": self.code, "message": self.message, "detail": self.detail, "hint": self.hint}
+
+
+def _presentable(text: str) -> str:
+    """Return a text that can be printed and kept: whatever a caller passed may be quoted in it."""
+    if len(text) > _TEXT_CHARACTERS_MAX:
+        text = f"{text[:_TEXT_CHARACTERS_MAX]}… ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class RunnerFault(ReconcilerError):

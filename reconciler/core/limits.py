@@ -116,7 +116,10 @@ def validate_limits(limits: Limits, *, error: type[ReconcilerError] = Configurat
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    # A whole number of any size: whether it is in range is asked without making it a float.
+    return _is_whole(value)
 
 
 def _is_whole(value: object) -> bool:

@@ -26,7 +26,7 @@ from agents import (
     UserError,
 )
 
-from reconciler.core.model import CONTENT_NONE, NewEntry
+from reconciler.core.model import CONTENT_NONE, CONTENT_REASONING, NewEntry
 from reconciler.errors import AttemptLost, InvalidInput
 from reconciler.integrations.agents_errors import ResultNotStorable, ToolUnsupported
 from reconciler.integrations.agents_items import (
@@ -86,7 +86,7 @@ class Recorder(RunHooks[Any]):
         if self.held is not None:
             # It was not the end: the SDK asks on.
             (items, name), self.held = self.held, None
-            await self._append(_response(items, name, "tool_use"))
+            await self._append(_unfinished(items, name))
         for item in input_items:
             found: Any = item
             if found.get("type") == "function_call_output" and found.get("call_id") in self.open:
@@ -225,6 +225,20 @@ def _response(items: list[Item], agent: str, stop_reason: str, calls: tuple[str,
         tool_call_ids=calls,
         content=content_of(items),
         starts_logged=bool(calls),
+    )
+
+
+def _unfinished(items: list[Item], agent: str) -> NewEntry:
+    """Return a response without calls after which the model is asked on.
+
+    It is no answer. What it holds beside words (a hosted tool's run) is the model's all the same: it is never bare.
+    """
+    content = content_of(items)
+    return NewEntry(
+        "assistant",
+        response_payload(items, agent),
+        stop_reason="aborted",
+        content=CONTENT_REASONING if content == CONTENT_NONE else content,
     )
 
 

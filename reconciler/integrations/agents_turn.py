@@ -184,7 +184,7 @@ class Turn:
             with suppress(ReconcilerError):
                 await self._call(lambda: self.attempt.release(self._reason))
         # Where even that did not get through, the lease runs out; of a stalled one a pass is to count a crash.
-        self.attempt._over()
+        self.attempt.abandon()
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 

@@ -363,7 +363,7 @@ class DurableSession:
             await self._call(lambda: attempt.settle("completed"))
         except ReconcilerError:
             # Left to its lease: beats must not keep alive what nobody works on.
-            attempt._over()
+            attempt.abandon()
             raise
         own = f"submission-input:{attempt.submission_id}"
         at = next(number for number, one in enumerate(path.items) if _id(one) == own)
@@ -433,7 +433,7 @@ def _give_back(claimed: Sequence[Attempt]) -> None:
     for attempt in claimed:
         with suppress(ReconcilerError):
             attempt.release("cancelled")
-        attempt._over()
+        attempt.abandon()
 
 
 class _Work:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from sqlalchemy.engine import Connection
 
 from reconciler.core.canonical import canonical_json
-from reconciler.core.model import NewEntry, SessionEntry, SyntheticResult
+from reconciler.core.checks import items_of, require_number, require_text, shown
+from reconciler.core.model import Limits, NewEntry, SessionEntry, SyntheticResult
 from reconciler.core.states import AttemptEnd, Directive, Outcome, ResumeMode, SubmissionStatus
 from reconciler.core.subturn import ResumePlan, SubTurnLoopPlan
-from reconciler.errors import AttemptLost, Conflict, InvalidInput, SessionDamaged
+from reconciler.errors import AttemptLost, Conflict, InvalidInput, LimitExceeded, SessionDamaged
 from reconciler.service import turns
 from reconciler.service.beats import Kept, Lost
 from reconciler.store import attempts as attempts_store
@@ -133,13 +133,13 @@ class Attempt:
             snapshot = self._runner._read(lambda conn: turns.read_snapshot(conn, self.session_id, limits))
         name = f'submission "{self.session_id}/{self.submission_id}"'
         if isinstance(answer, turns.Damaged):
-            self._over()
+            self.abandon()
             raise SessionDamaged(
                 f"cannot begin {name}: its session's record is damaged ({answer.integrity}); the submission is held",
                 detail={"integrity": answer.integrity},
             )
         if isinstance(answer, turns.NothingToDo):
-            self._over()
+            self.abandon()
             raise AttemptLost(
                 f"cannot begin {name}: its record needs a decision first ({answer.detail}); the attempt was given back",
                 detail={"detail": answer.detail, "outcome": None},
@@ -157,6 +157,8 @@ class Attempt:
             Conflict: an id was used before with other content.
             InvalidInput: an entry or *at* is not valid; ReservedId, LimitExceeded are such.
         """
+        if at is not None:
+            require_id(at, "the entry that is named by at")
         chain = prepare(entries, ref=self._ref, limits=self._runner.limits, make_id=_new_id)
         if not chain:
             return []
@@ -178,6 +180,7 @@ class Attempt:
             Conflict: the call is answered, or an abort was requested: don't run the tool.
             InvalidInput: no message of the turn makes the call: append the response first.
         """
+        require_id(tool_call_id, "a tool call's id")
         return self._runner._fenced(self, lambda conn, _: entries_store.start(conn, self._ref, tool_call_id))
 
     def path(self, valid: bool = True) -> TurnPath:
@@ -221,14 +224,16 @@ class Attempt:
         try:
             wanted = Outcome(outcome)
         except ValueError:
-            raise InvalidInput(f'cannot settle with "{outcome}"', hint=f"one of {', '.join(sorted(Outcome))}") from None
-        text = _error_text(error)
+            raise InvalidInput(
+                f"cannot settle with {shown(outcome)}", hint=f"one of {', '.join(sorted(Outcome))}"
+            ) from None
+        text = _error_text(error, self._runner.limits)
         limits, owner = self._runner.limits, self._runner.owner
         settled = self._runner._fenced(
             self,
             lambda conn, _: turns.settle(conn, self._ref, wanted, error=text, limits=limits, owner=owner),
         )
-        self._over()
+        self.abandon()
         self._runner._hint()
         return settled
 
@@ -241,7 +246,7 @@ class Attempt:
             AttemptLost: the attempt is lost; nothing was written.
             Conflict: it failed otherwise before.
         """
-        text = _error_text(error)
+        text = _error_text(error, self._runner.limits)
         ending = attempts_store.Ending(
             AttemptEnd.FAILED,
             turns.end_digest("fail", error=text, retryable=bool(retryable)),
@@ -260,7 +265,7 @@ class Attempt:
             AttemptLost: the attempt is lost; nothing was written.
             Conflict: it was released for another reason before.
         """
-        text = _reason(reason)
+        text = optional_reason(reason)
         ending = attempts_store.Ending(
             AttemptEnd.RELEASED, turns.end_digest("release", reason=text), self._runner.owner, reason=text
         )
@@ -281,9 +286,13 @@ class Attempt:
             InvalidInput: a pending call is not open or was started, or *until_s* is out of range.
         """
         limits = self._runner.limits
-        wait_s = _seconds(limits.park_s if until_s is None else until_s, limits.deadline_max_s)
-        text = _reason(reason)
-        calls = tuple(require_id(call, "a pending call's id") for call in pending_calls)
+        wait_s = require_number(
+            limits.park_s if until_s is None else until_s, "until_s of a park", 0, limits.deadline_max_s, above=True
+        )
+        text = optional_reason(reason)
+        calls = tuple(
+            require_id(call, "a pending call's id") for call in items_of(pending_calls, "pending calls", _PENDING_MAX)
+        )
         digest = turns.end_digest("park", reason=text, pending_calls=list(calls), until_s=wait_s)
 
         ending = attempts_store.Ending(
@@ -300,10 +309,15 @@ class Attempt:
     def _end(self, ending: attempts_store.Ending, act: str) -> SubmissionStatus:
         limits = self._runner.limits
         status = self._runner._fenced(self, lambda conn, _: turns.give_up(conn, self._ref, ending, act, limits=limits))
-        self._over()
+        self.abandon()
         return status
 
-    def _over(self) -> None:
+    def abandon(self) -> None:
+        """Beat for this attempt no longer; nothing is written.
+
+        For a holder that stops without an end that it could write: nobody keeps the attempt alive then, its lease runs
+        out, and a pass counts a crash. Where the attempt can be given back, `release` is the better way.
+        """
         self._runner._forget(self)
 
     def _known_payloads(self) -> dict[str, str]:
@@ -312,31 +326,43 @@ class Attempt:
         return {f"submission-input:{self.submission_id}": self._claimed.payload}
 
 
-_REASON_CHARACTERS_MAX: Final = 2_000
+# Calls that one park waits for.
+_PENDING_MAX: Final = 1_000
+# Of what an exception says of itself; more of it is cut off, for the attempt must end all the same.
+_EXCEPTION_CHARACTERS_MAX: Final = 10_000
 
 
-def _reason(reason: object) -> str | None:
-    if reason is None:
-        return None
-    if not isinstance(reason, str) or not 1 <= len(reason) <= _REASON_CHARACTERS_MAX or "\0" in reason:
-        raise InvalidInput(f"a reason is a text of 1 to {_REASON_CHARACTERS_MAX} characters")
-    return reason
+def optional_reason(reason: object) -> str | None:
+    """Return a reason that a caller gave, None where it gave none.
 
-
-def _seconds(value: object, most: float) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isfinite(float(value)) or not 0 < float(value) <= most:  # type: ignore[arg-type]
-        raise InvalidInput(f"cannot park for {value} s: above 0 and at most {most:.0f}")
-    return float(value)  # type: ignore[arg-type]
+    Raises:
+        InvalidInput: see `require_text`.
+    """
+    return None if reason is None else require_text(reason, "a reason")
 
 
 def _new_id() -> str:
     return uuid4().hex
 
 
-def _error_text(error: object) -> str | None:
+def _error_text(error: object, limits: Limits) -> str | None:
     if error is None:
         return None
     if isinstance(error, BaseException):
-        return canonical_json({"type": type(error).__name__, "message": str(error)})
-    return canonical_json(error)
+        return canonical_json({"type": type(error).__name__, "message": _said_by(error)})
+    text = canonical_json(error)
+    if len(text) > limits.payload_bytes_max:
+        raise LimitExceeded(
+            f"cannot keep an error of {len(text)} bytes: {limits.payload_bytes_max} are allowed", hint="shorten it"
+        )
+    return text
+
+
+def _said_by(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - whatever its own text does: what failed must be said
+        return ""
+    if len(text) > _EXCEPTION_CHARACTERS_MAX:
+        return f"{text[:_EXCEPTION_CHARACTERS_MAX]}… ({len(text)} characters)"
+    return text

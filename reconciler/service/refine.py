@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 
+from reconciler.core.checks import items_of, require_text, require_whole, shown
 from reconciler.core.refine import (
     DEFAULT_EDIT_BUDGET,
     EditBudget,
@@ -86,6 +87,9 @@ class RefineGate:
             ConfigurationInvalid: the URL cannot be used.
             DatabaseUnavailable: it could not be reached.
         """
+        if not isinstance(settings, EngineSettings):
+            raise ConfigurationInvalid(f"cannot use {shown(settings)} as settings: they are EngineSettings")
+        self._operator = _operator(operator)
         path = sqlite_path(database_url)
         if path is not None and not path.exists() and not settings.read_only:
             # Set-up, not migration: nothing can be lost where there is nothing (Alembic is loaded for this alone).
@@ -100,7 +104,6 @@ class RefineGate:
             raise
         self._engine = engine
         self._owns_engine = True
-        self._operator = _operator(operator)
 
     @classmethod
     def over(cls, engine: Engine, *, operator: str = "api") -> Self:
@@ -240,16 +243,13 @@ class RefineGate:
             LimitExceeded: more than ``FORGIVE_MAX`` edits.
         """
         require_id(subject, "subject")
-        if isinstance(edit_ids, str):
-            raise InvalidInput("edit ids are not a list of texts", hint='pass a list such as ["edit-7"]')
-        asked = [require_id(edit_id, "edit id") for edit_id in edit_ids]
+        asked = [require_id(edit_id, "edit id") for edit_id in items_of(edit_ids, "edit ids", FORGIVE_MAX)]
         if not asked:
             raise InvalidInput(f'no edit of subject "{subject}" is named', hint="name the edits to forgive")
-        if len(asked) > FORGIVE_MAX:
-            raise LimitExceeded(f"cannot forgive {len(asked)} edits at once", hint=f"at most {FORGIVE_MAX} in one call")
+        why = None if reason is None else require_text(reason, "a reason")
         audit_id = _made_id()
         return self._act(
-            lambda conn: store.forgive(conn, subject, asked, audit_id=audit_id, operator=self._operator, reason=reason),
+            lambda conn: store.forgive(conn, subject, asked, audit_id=audit_id, operator=self._operator, reason=why),
             dry_run=dry_run,
             idempotent=True,
         )
@@ -275,6 +275,7 @@ class RefineGate:
 
     def subjects(self, *, after: str = "", limit: int = 100) -> tuple[RefineEpoch, ...]:
         """Return the newest epoch of each subject behind *after*, in the order of their ids."""
+        _check_after(after)
         with read(self._engine) as conn:
             return tuple(store.newest_epochs(conn, after=after, limit=_page(limit)))
 
@@ -285,6 +286,7 @@ class RefineGate:
             NotFound: no such subject.
         """
         require_id(subject, "subject")
+        require_whole(after, "after", 0, _EPOCH_MAX)
         with read(self._engine) as conn:
             _found(store.newest_epoch(conn, subject), subject)
             return tuple(store.epochs(conn, subject, after=after, limit=_page(limit)))
@@ -297,6 +299,7 @@ class RefineGate:
         Raises:
             NotFound: no such subject or epoch.
         """
+        _check_place(after)
         self.status(subject, epoch=epoch)
         with read(self._engine) as conn:
             found = store.steps(conn, subject, after=after, limit=_page(limit), epoch=epoch)
@@ -311,6 +314,7 @@ class RefineGate:
             NotFound: no such subject.
         """
         require_id(subject, "subject")
+        _check_after(after)
         with read(self._engine) as conn:
             _found(store.newest_epoch(conn, subject), subject)
             found = store.rejections(conn, subject, after=after, limit=_page(limit), with_forgiven=with_forgiven)
@@ -393,10 +397,26 @@ def _made_id() -> str:
     return str(uuid.uuid4())
 
 
-def _operator(name: str) -> str:
-    if not name or not isinstance(name, str):
-        raise ConfigurationInvalid("the operator of a refine gate needs a name", hint='pass operator="NAME"')
-    return name
+def _operator(name: object) -> str:
+    try:
+        return require_id(name, "the operator of a refine gate")
+    except InvalidInput as error:
+        raise ConfigurationInvalid(error.message, hint='pass operator="NAME"') from None
+
+
+def _check_after(after: object) -> None:
+    """Check an id to go on behind; the empty text is before all."""
+    if after != "":
+        require_id(after, "after")
+
+
+def _check_place(after: object) -> None:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise InvalidInput(
+            f"cannot use {shown(after)} as after: an epoch and the number of a step", hint="pass a tuple like (2, 17)"
+        )
+    for number in after:
+        require_whole(number, "a number of after", 0, _EPOCH_MAX)
 
 
 def _check_budget(budget: EditBudget) -> None:
@@ -423,12 +443,10 @@ def _page(limit: int) -> int:
 
 
 def _keyed(candidates: Iterable[EditCandidate], step_keys: Sequence[str | None] | None) -> tuple[KeyedCandidate, ...]:
-    listed = tuple(candidates)
-    if len(listed) > CANDIDATES_MAX:
-        raise LimitExceeded(
-            f"cannot gate {len(listed)} candidates at once", hint=f"at most {CANDIDATES_MAX} in one call"
-        )
-    keys: Sequence[str | None] = [None] * len(listed) if step_keys is None else tuple(step_keys)
+    listed = tuple(items_of(candidates, "candidates", CANDIDATES_MAX))
+    keys: Sequence[object] = (
+        [None] * len(listed) if step_keys is None else tuple(items_of(step_keys, "step keys", CANDIDATES_MAX))
+    )
     if len(keys) != len(listed):
         raise InvalidInput(
             f"{len(listed)} candidates come with {len(keys)} step keys", hint="give one for each, or none at all"
@@ -436,17 +454,20 @@ def _keyed(candidates: Iterable[EditCandidate], step_keys: Sequence[str | None] 
     return tuple(_keyed_one(candidate, key) for candidate, key in zip(listed, keys, strict=True))
 
 
-def _keyed_one(candidate: object, step_key: str | None) -> KeyedCandidate:
+def _keyed_one(candidate: object, step_key: object) -> KeyedCandidate:
     if not isinstance(candidate, EditCandidate):
-        raise InvalidInput("candidate is not an EditCandidate", hint="pass EditCandidate(edit_id, score)")
+        raise InvalidInput(
+            f"cannot gate {shown(candidate)}: candidates are of the type EditCandidate",
+            hint="pass EditCandidate(edit_id, score)",
+        )
     require_id(candidate.edit_id, "edit id")
     if step_key is None:
         # Known to nobody else: it recognises this call where its answer got lost and the transaction is tried again.
         return KeyedCandidate(candidate.edit_id, candidate.score, _MADE_KEY_PREFIX + uuid.uuid4().hex, asked=False)
-    require_id(step_key, "step key")
-    if step_key.startswith(_MADE_KEY_PREFIX):
+    key = require_id(step_key, "step key")
+    if key.startswith(_MADE_KEY_PREFIX):
         raise ReservedId(f'step keys that start with "{_MADE_KEY_PREFIX}" are made by the gate', hint="choose another")
-    return KeyedCandidate(candidate.edit_id, candidate.score, step_key, asked=True)
+    return KeyedCandidate(candidate.edit_id, candidate.score, key, asked=True)
 
 
 def _without_made_key(step: StepRecord) -> StepRecord:

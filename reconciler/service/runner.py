@@ -23,6 +23,7 @@ from uuid import uuid4
 from sqlalchemy.engine import Connection
 
 from reconciler import __version__
+from reconciler.core.checks import items_of, require_number, require_whole, shown
 from reconciler.core.classifier import active_path
 from reconciler.core.limits import validate_limits
 from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, SyntheticResult
@@ -30,7 +31,7 @@ from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionSta
 from reconciler.core.validpath import valid_path
 from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, ReconcilerError, RunnerClosed
 from reconciler.service import turns
-from reconciler.service.attempt import Attempt, PathItem, TurnPath
+from reconciler.service.attempt import Attempt, PathItem, TurnPath, optional_reason
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
 from reconciler.service.liveness import this_process
 from reconciler.service.wakeup import Listener, Notifier
@@ -79,6 +80,8 @@ _WHOLE_EVERY_S: Final = 10.0
 _WHOLE_AGAIN_S: Final = 1.0
 _FLOOR_MARGIN: Final = timedelta(seconds=5)
 _CLAIM_WAIT_MAX_S: Final = 3600.0
+# Attempts that one call beats for.
+_BEATS_MAX: Final = 100_000
 # The first pause of a claim that waits; it doubles up to ``poll_s``.
 _FIRST_PAUSE_S: Final = 0.05
 
@@ -115,12 +118,12 @@ class Runner:
         clock: Clock = system_clock,
         process_clock: Callable[[], float] = process_clock,
     ) -> None:
+        if not isinstance(limits, Limits):
+            raise InvalidInput(f"cannot use {shown(limits)} as limits: they are a Limits")
         self.limits = validate_limits(replace(limits, lease_s=lease_s, beat_s=beat_s), error=InvalidInput)
-        if not 0 < poll_s <= 3600 or not 0 <= reconnect_s <= 86400:
-            raise InvalidInput("poll_s is above 0 and at most an hour, reconnect_s at most a day")
+        self._poll_s = require_number(poll_s, "poll_s", 0, 3600, above=True)
+        self._reconnect_s = require_number(reconnect_s, "reconnect_s", 0, 86400)
         self.owner = require_id(owner, "an owner's name") if owner is not None else _default_owner()
-        self._poll_s = poll_s
-        self._reconnect_s = reconnect_s
         self._process_clock = process_clock
         self._closed = threading.Event()
         # Every call is tried again as a whole: a connection that went away is found out by using it.
@@ -245,12 +248,10 @@ class Runner:
             InvalidInput: *limit* or *wait_s* is out of range.
             DatabaseUnavailable: the database was away for longer than ``reconnect_s``.
         """
-        _require_count(limit, self.limits.claim_max, "claim")
+        require_whole(limit, "the limit of a claim", 1, self.limits.claim_max)
         if session_id is not None:
             require_id(session_id, "a session's id")
-        if not 0 <= wait_s <= _CLAIM_WAIT_MAX_S:
-            raise InvalidInput(f"cannot wait {wait_s} s for a claim: 0 to {_CLAIM_WAIT_MAX_S:.0f}")
-        end = time.monotonic() + wait_s
+        end = time.monotonic() + require_number(wait_s, "wait_s", 0, _CLAIM_WAIT_MAX_S)
         pause = min(_FIRST_PAUSE_S, self._poll_s)
         while not self._closed.is_set():
             attempts = self._claim_once(limit, session_id)
@@ -268,9 +269,10 @@ class Runner:
 
         Raises:
             DatabaseUnavailable: the beat did not get through; the attempts may be current all the same.
+            InvalidInput: *attempts* are no attempts.
         """
         self._require_open()
-        told = self._beater.beat_once([attempt._kept for attempt in attempts])
+        told = self._beater.beat_once([_attempt(one)._kept for one in items_of(attempts, "attempts", _BEATS_MAX)])
         for attempt_id, answer in told.items():
             if answer.directive is Directive.LOST:
                 self._attempts.pop(attempt_id, None)
@@ -281,14 +283,15 @@ class Runner:
 
         Raises:
             NotFound: there is no such submission.
+            InvalidInput: an id or the reason is not valid.
         """
-        key = uuid4().hex
+        key, text = uuid4().hex, optional_reason(reason)
         return self._write(
             lambda conn, repeated: outcomes.request_abort(
                 conn,
                 require_id(session_id, "a session's id"),
                 require_id(submission_id, "a submission's id"),
-                reason=reason,
+                reason=text,
                 requested_by=self.owner,
                 grace_s=self.limits.grace_s,
                 call_key=key,
@@ -316,7 +319,7 @@ class Runner:
 
     def unacknowledged(self, limit: int = 100) -> list[SettledSubmission]:
         """Return outcomes that were decided while nobody listened, oldest first, at most *limit*."""
-        _require_count(limit, self.limits.page_rows_max, "list")
+        require_whole(limit, "the limit of a list", 1, self.limits.page_rows_max)
         return list(self._read(lambda conn: outcomes.unacknowledged(conn, limit)))
 
     def acknowledge(self, session_id: str, submission_id: str) -> bool:
@@ -325,6 +328,8 @@ class Runner:
         Raises:
             NotFound: there is no such submission, or it has no outcome yet.
         """
+        require_id(session_id, "a session's id")
+        require_id(submission_id, "a submission's id")
         return self._write(lambda conn, _: outcomes.acknowledge(conn, session_id, submission_id))
 
     def path(self, session_id: str, *, valid: bool = True) -> TurnPath:
@@ -535,9 +540,10 @@ class _Floor:
             self._instant = oldest - _FLOOR_MARGIN
 
 
-def _require_count(value: object, most: int, act: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"cannot {act} {value}: a whole number from 1 to {most}")
+def _attempt(value: object) -> Attempt:
+    if not isinstance(value, Attempt):
+        raise InvalidInput(f"cannot beat for {shown(value)}: attempts are what claim() gave")
+    return value
 
 
 def _give_back(conn: Connection, attempt: Attempt) -> SubmissionStatus:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import isfinite
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.core.canonical import canonical_json, content_digest
+from reconciler.core.checks import require_number, shown
 from reconciler.core.model import DEFAULT_LIMITS, INPUT_ID_PREFIX, Limits
 from reconciler.core.states import DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
 from reconciler.errors import Conflict, InvalidInput, LimitExceeded, SessionMirrored
@@ -28,6 +28,8 @@ from reconciler.store.schema import decisions, entry_payloads, sessions, settled
 
 ADMISSIONS_MAX: Final = 1_000
 HINTS_MAX: Final = 1_000
+# Of one of them.
+HINT_CHARACTERS_MAX: Final = 4_096
 _FACTS_MAX: Final = 2**31 - 1
 KINDS: Final = ("prompt", "signal", "schedule")
 
@@ -99,8 +101,9 @@ def prepare(new: NewSubmission, *, limits: Limits = DEFAULT_LIMITS) -> PreparedS
     session_id = require_id(new.session_id, "a session's id")
     submission_id = require_id(new.submission_id, "a submission's id")
     what = f'submission "{session_id}/{submission_id}"'
-    if new.kind not in KINDS:
-        raise InvalidInput(f'cannot submit {what}: unknown kind "{new.kind}"', hint=f"one of {', '.join(KINDS)}")
+    kind: object = new.kind
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InvalidInput(f"cannot submit {what}: unknown kind {shown(kind)}", hint=f"one of {', '.join(KINDS)}")
     payload = canonical_json(new.payload)
     if len(payload) > limits.payload_bytes_max:
         raise LimitExceeded(
@@ -138,6 +141,11 @@ def _checked_hints(hints: object, what: str) -> list[str]:
         raise InvalidInput(f"cannot submit {what}: entity_hints is a list of texts")
     if len(hints) > HINTS_MAX:
         raise LimitExceeded(f"cannot submit {what}: it has {len(hints)} entity hints, {HINTS_MAX} are allowed")
+    longest = max((len(hint) for hint in hints), default=0)
+    if longest > HINT_CHARACTERS_MAX:
+        raise LimitExceeded(
+            f"cannot submit {what}: one of its entity_hints has {longest} characters, {HINT_CHARACTERS_MAX} are allowed"
+        )
     return [str(hint) for hint in hints]
 
 
@@ -149,13 +157,7 @@ def _check_facts(count: object, what: str) -> None:
 def _checked_deadline(deadline_s: object, limits: Limits, what: str) -> float | None:
     if deadline_s is None:
         return None
-    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not isfinite(deadline_s):
-        raise InvalidInput(f"cannot submit {what}: deadline_s is a number of seconds")
-    if not 0 < deadline_s <= limits.deadline_max_s:
-        raise InvalidInput(
-            f"cannot submit {what}: deadline_s is {deadline_s}, it must be above 0 and at most {limits.deadline_max_s}"
-        )
-    return float(deadline_s)
+    return require_number(deadline_s, f"deadline_s of {what}", 0, limits.deadline_max_s, above=True)
 
 
 def submit(engine: Engine, new: Sequence[NewSubmission], *, limits: Limits = DEFAULT_LIMITS) -> list[Admitted]:

@@ -5,6 +5,7 @@ Knows nothing of sessions or policy, reads no configuration, never migrates (tha
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -22,6 +23,7 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.pool import QueuePool
 
+from reconciler.core.checks import shown
 from reconciler.errors import (
     ConfigurationInvalid,
     DatabaseReadOnly,
@@ -95,9 +97,10 @@ class EngineSettings:
     clock: Clock = system_clock
 
     def __post_init__(self) -> None:
-        if not _IDENTIFIER.match(self.schema):
+        schema: object = self.schema
+        if not isinstance(schema, str) or not _IDENTIFIER.match(schema):
             raise ConfigurationInvalid(
-                f'cannot use "{self.schema}" as the name of a schema',
+                f"cannot use {shown(schema)} as the name of a schema",
                 hint='letters, digits, "_" and "$", at most 63, not starting with a digit or "pg_"',
             )
         for name in ("busy_timeout_s", "statement_timeout_s", "lock_timeout_s", "connect_timeout_s", "pool_timeout_s"):
@@ -123,8 +126,10 @@ def parse_url(database_url: str) -> URL:
         ConfigurationInvalid: it names no durable SQLite file and no PostgreSQL database.
     """
     ways = "use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+    if not isinstance(database_url, str):
+        raise ConfigurationInvalid(f"cannot use {shown(database_url)} as a database URL: it is a text", hint=ways)
     if "://" not in database_url:
-        raise ConfigurationInvalid(f'cannot read "{database_url}" as a database URL: it has no scheme', hint=ways)
+        raise ConfigurationInvalid(f"cannot read {shown(database_url)} as a database URL: it has no scheme", hint=ways)
     scheme, _, rest = database_url.partition("://")
     if scheme in {"postgres", "postgresql"}:
         scheme = "postgresql+psycopg"
@@ -165,7 +170,7 @@ def _parse_sqlite(url: URL) -> URL:
 
 def database_name(database_url: str | URL) -> str:
     """Return how messages name the database: without password, and without parameters that may hold one."""
-    url = parse_url(database_url) if isinstance(database_url, str) else database_url
+    url = database_url if isinstance(database_url, URL) else parse_url(database_url)
     if url.drivername.startswith("sqlite"):
         return f'the SQLite file "{url.database}"'
     shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database)
@@ -175,7 +180,7 @@ def database_name(database_url: str | URL) -> str:
 
 def sqlite_path(database_url: str | URL) -> Path | None:
     """Return the file of an SQLite URL, None for PostgreSQL."""
-    url = parse_url(database_url) if isinstance(database_url, str) else database_url
+    url = database_url if isinstance(database_url, URL) else parse_url(database_url)
     return Path(str(url.database)) if url.drivername.startswith("sqlite") else None
 
 
@@ -207,6 +212,13 @@ class _Required:
     always: bool = False
 
 
+# What these libraries log where nobody has configured logging would be written to the error stream as bare lines (a
+# connection that went away in a pipeline, or in the pool): the error is raised, and says it. A program that configures
+# logging still gets them.
+_LIBRARIES: Final = ("psycopg", "sqlalchemy")
+_NOWHERE: Final = logging.NullHandler()
+
+
 def make_engine(
     database_url: str,
     *,
@@ -218,6 +230,8 @@ def make_engine(
         ConfigurationInvalid: the URL or the settings cannot be used, or the PostgreSQL driver is not installed.
     """
     url = parse_url(database_url)
+    for library in _LIBRARIES:
+        logging.getLogger(library).addHandler(_NOWHERE)
     options = {
         CLOCK_OPTION: settings.clock,
         _NAME_OPTION: database_name(url),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from reconciler.core.canonical import canonical_json
+from reconciler.core.checks import items_of, shown
 from reconciler.core.model import (
     CONTENT_NONE,
     CONTENT_REASONING,
@@ -26,6 +27,7 @@ from reconciler.core.model import (
     ROLE_TOOL_RESULT,
     ROLES,
     STOP_REASONS,
+    STOP_TOOL_USE,
     Limits,
     NewEntry,
 )
@@ -33,6 +35,9 @@ from reconciler.errors import InvalidInput, LimitExceeded, ReservedId
 from reconciler.store.fence import AttemptRef
 
 _APPENDABLE_KINDS: Final = ENTRY_KINDS - {KIND_SUBMISSION_SETTLED, KIND_UNREADABLE}
+_SWITCHES: Final = ("is_synthetic", "is_sidechain", "ends_turn", "starts_logged")
+# Of one message.
+_CALLS_MAX: Final = 1_000
 _CONTENTS: Final = frozenset({CONTENT_TEXT, CONTENT_REASONING, CONTENT_NONE})
 
 
@@ -76,15 +81,15 @@ def require_id(value: object, what: str) -> str:
         InvalidInput: it is no text of 1 to 512 bytes of UTF-8 without control characters.
     """
     if not isinstance(value, str):
-        raise InvalidInput(f"cannot use {type(value).__name__} as {what}: an id is a text")
+        raise InvalidInput(f"cannot use {shown(value)} as {what}: an id is a text")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise InvalidInput(f"cannot use {value[:80]!a} as {what}: it is no UTF-8") from None
+        raise InvalidInput(f"cannot use {shown(value)} as {what}: it is no UTF-8") from None
     if not 1 <= size <= ID_BYTES_MAX:
         raise InvalidInput(f"cannot use an id of {size} bytes as {what}: 1 to {ID_BYTES_MAX} are allowed")
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
-        raise InvalidInput(f"cannot use {value[:80]!a} as {what}: it has control characters")
+        raise InvalidInput(f"cannot use {shown(value)} as {what}: it has control characters")
     return value
 
 
@@ -98,11 +103,7 @@ def prepare(
     """
     prepared: list[PreparedEntry] = []
     size = 0
-    for number, entry in enumerate(new):
-        if number >= limits.append_entries_max:
-            raise LimitExceeded(
-                f"cannot append more than {limits.append_entries_max} entries at once", hint="append them in pieces"
-            )
+    for entry in items_of(new, "entries", limits.append_entries_max):
         checked = _prepare_one(entry, ref, limits, make_id)
         size += len(checked.payload or "")
         if size > limits.append_bytes_max:
@@ -120,27 +121,36 @@ def prepare(
 
 def _prepare_one(entry: object, ref: AttemptRef, limits: Limits, make_id: Callable[[], str]) -> PreparedEntry:
     if not isinstance(entry, NewEntry):
-        raise InvalidInput(f"cannot append {type(entry).__name__}: an entry is a NewEntry")
+        raise InvalidInput(f"cannot append {shown(entry)}: entries are of the type NewEntry")
     entry_id = make_id() if entry.id is None else require_id(entry.id, "an entry's id")
     what = f'entry "{entry_id}"'
     if entry_id.startswith(RESERVED_ID_PREFIXES):
         raise ReservedId(f"cannot append {what}: ids that start so are the system's own", hint="choose another id")
+    for name in _SWITCHES:
+        if not isinstance(getattr(entry, name), bool):
+            raise InvalidInput(f"cannot append {what}: {name} is True or False, not {shown(getattr(entry, name))}")
     if entry.kind == KIND_SUBMISSION_SETTLED:
         raise ReservedId(f"cannot append {what}: a settlement is written by settle() alone", hint="call settle()")
-    if entry.kind not in _APPENDABLE_KINDS:
+    if not _is_one_of(entry.kind, _APPENDABLE_KINDS):
         raise InvalidInput(
-            f'cannot append {what}: unknown kind "{entry.kind}"', hint=f"one of {', '.join(sorted(_APPENDABLE_KINDS))}"
+            f"cannot append {what}: unknown kind {shown(entry.kind)}",
+            hint=f"one of {', '.join(sorted(_APPENDABLE_KINDS))}",
         )
     for name, given, own in (
         ("submission_id", entry.submission_id, ref.submission_id),
         ("attempt_id", entry.attempt_id, ref.attempt_id),
     ):
         if given is not None and given != own:
-            raise InvalidInput(f'cannot append {what} to {ref.name}: its {name} is "{given}"', hint="leave it out")
-    _check_message(entry, what)
-    if entry.content not in _CONTENTS:
+            raise InvalidInput(f"cannot append {what} to {ref.name}: its {name} is {shown(given)}", hint="leave it out")
+    calls = tuple(
+        require_id(call, f"one of the tool_call_ids of {what}")
+        for call in items_of(entry.tool_call_ids, f"tool_call_ids of {what}", _CALLS_MAX)
+    )
+    _check_message(entry, calls, what)
+    if not _is_one_of(entry.content, _CONTENTS):
         raise InvalidInput(
-            f'cannot append {what}: unknown content "{entry.content}"', hint=f"one of {', '.join(sorted(_CONTENTS))}"
+            f"cannot append {what}: unknown content {shown(entry.content)}",
+            hint=f"one of {', '.join(sorted(_CONTENTS))}",
         )
     payload = canonical_json(entry.payload)
     if len(payload) > limits.payload_bytes_max:
@@ -148,7 +158,6 @@ def _prepare_one(entry: object, ref: AttemptRef, limits: Limits, make_id: Callab
             f"cannot append {what}: its payload has {len(payload)} bytes, {limits.payload_bytes_max} are allowed",
             hint="store the data elsewhere and append a reference to it",
         )
-    calls = tuple(require_id(call, f"a call id of {what}") for call in entry.tool_call_ids)
     return PreparedEntry(
         id=entry_id,
         payload=payload,
@@ -159,36 +168,47 @@ def _prepare_one(entry: object, ref: AttemptRef, limits: Limits, make_id: Callab
         tool_call_id=entry.tool_call_id,
         content=entry.content,
         # A signal that is none is an input; what a runner makes of its own accord is not.
-        is_synthetic=bool(entry.is_synthetic) or entry.role == ROLE_SIGNAL,
-        is_sidechain=bool(entry.is_sidechain),
-        ends_turn=bool(entry.ends_turn),
+        is_synthetic=entry.is_synthetic or entry.role == ROLE_SIGNAL,
+        is_sidechain=entry.is_sidechain,
+        ends_turn=entry.ends_turn,
         error_retryable=entry.error_retryable,
         stopped_by=entry.stopped_by,
-        starts_logged=bool(entry.starts_logged),
+        starts_logged=entry.starts_logged,
     )
 
 
-def _check_message(entry: NewEntry, what: str) -> None:
-    if entry.kind == KIND_MESSAGE and entry.role not in ROLES:
+def _is_one_of(value: object, words: frozenset[str]) -> bool:
+    return isinstance(value, str) and value in words
+
+
+def _check_message(entry: NewEntry, calls: tuple[str, ...], what: str) -> None:
+    if not _is_one_of(entry.role, ROLES) and (entry.kind == KIND_MESSAGE or entry.role is not None):
         raise InvalidInput(
-            f'cannot append {what}: a message has a role, not "{entry.role}"', hint=f"one of {', '.join(sorted(ROLES))}"
+            f"cannot append {what}: a message has a role, not {shown(entry.role)}",
+            hint=f"one of {', '.join(sorted(ROLES))}",
         )
     is_answer = entry.kind == KIND_MESSAGE and entry.role == ROLE_ASSISTANT
-    if is_answer and entry.stop_reason not in STOP_REASONS:
+    if is_answer and not _is_one_of(entry.stop_reason, STOP_REASONS):
         raise InvalidInput(
-            f'cannot append {what}: an assistant message needs a stop reason, not "{entry.stop_reason}"',
+            f"cannot append {what}: an assistant message needs a stop reason, not {shown(entry.stop_reason)}",
             hint=f"one of {', '.join(sorted(STOP_REASONS))}; a response stored before its end is aborted",
         )
     if entry.stop_reason is not None and not is_answer:
         raise InvalidInput(f"cannot append {what}: only an assistant message has a stop reason")
-    if entry.tool_call_ids and not is_answer:
+    if calls and not is_answer:
         raise InvalidInput(f"cannot append {what}: only an assistant message makes tool calls")
+    if is_answer and entry.stop_reason == STOP_TOOL_USE and not calls and not entry.is_sidechain:
+        raise InvalidInput(
+            f"cannot append {what}: it ended with tool_use and names no calls, so that recovery could not know them",
+            hint="name them in tool_call_ids, before any of the tools starts; a response without calls after which the"
+            " model is to be asked on is aborted",
+        )
     names_call = entry.role == ROLE_TOOL_RESULT or entry.kind == KIND_TOOL_STARTED
     if names_call:
         require_id(entry.tool_call_id, f"the tool call id of {what}")
     elif entry.tool_call_id is not None:
         raise InvalidInput(f"cannot append {what}: only a tool's start or result names a call")
     if entry.stopped_by not in (None, "user"):
-        raise InvalidInput(f'cannot append {what}: stopped_by is "user" or nothing, not "{entry.stopped_by}"')
-    if entry.error_retryable not in (None, True, False):
+        raise InvalidInput(f'cannot append {what}: stopped_by is "user" or nothing, not {shown(entry.stopped_by)}')
+    if entry.error_retryable is not None and not isinstance(entry.error_retryable, bool):
         raise InvalidInput(f"cannot append {what}: error_retryable is True, False or nothing")

@@ -35,7 +35,7 @@ from reconciler.testing.bench import QUICK_LIMITS, Bench, answer, asks, result
 # --- the verbs of an attempt -----------------------------------------------------------------------------------------
 
 # What writes nothing, or (the beat) is no write in the sense of the fence.
-READS = frozenset({"path", "heartbeat"})
+READS = frozenset({"path", "heartbeat", "abandon"})
 WRITES: dict[str, Callable[[Attempt], Any]] = {
     "begin": lambda attempt: attempt.begin(),
     "append": lambda attempt: attempt.append([answer("late", id="late")]),
@@ -1039,6 +1039,19 @@ class RunnerContract:
             claimed_at=bench.row().admitted_at - timedelta(hours=3),
         )
         assert Directive.STALLED is attempt.heartbeat()
+
+    def test_an_abandoned_attempt_is_left_to_its_lease(self, bench: Bench, runner: Runner) -> None:
+        attempt = bench.begun(runner)
+        before = bench.everything()
+        attempt.abandon()
+        attempt.abandon()
+        assert before == bench.everything()
+        # Nothing beats for it any more, and closing the runner does not give it back.
+        assert [] == runner._beater.kept()
+        runner.close()
+        assert SubmissionStatus.RUNNING == bench.row().status
+        bench.crash(attempt)
+        assert (SubmissionStatus.QUEUED, 1) == (bench.row().status, bench.row().crashes_in_row)
 
     # --- the fence ---------------------------------------------------------------------------------------------------
 

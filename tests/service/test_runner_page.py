@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 from reconciler.core.canonical import canonical_json, content_digest
 from reconciler.core.states import Directive
 from reconciler.core.subturn import MARKER_TEXT_NOT_STARTED, MARKER_TEXT_UNKNOWN
-from reconciler.errors import AttemptLost
+from reconciler.errors import AttemptLost, SchemaMismatch
+from reconciler.service.runner import Runner
 from reconciler.testing.bench import Bench, answer, asks
 from tests.support.checker import check, report
 
@@ -352,3 +355,47 @@ def test_every_statement_of_the_page_is_run_by_these_tests(bench: Bench, page: P
     page.end("released", "release")
     page.abort("v", "z")
     assert set(page.statements) == page.used
+
+
+# --- the first program -----------------------------------------------------------------------------------------------
+
+
+def block(mark: str) -> str:
+    """Return the text of the page behind a mark."""
+    found = re.search(rf"<!-- {re.escape(mark)} -->\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    assert found is not None, mark
+    return found[1]
+
+
+def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_first_program_does_what_the_page_says_in_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text(block("runner.py: run by the tests"), encoding="utf-8")
+    first = run_in(tmp_path, sys.executable, "runner.py")
+    # Without its tables it says what is to be done.
+    assert "reconciler db upgrade" in first.stderr
+    made = run_in(tmp_path, "sh", "-ec", block("once: run by the tests"))
+    assert 0 == made.returncode, made.stderr
+    for expected in (block("runner.py prints"), ""):
+        found = run_in(tmp_path, sys.executable, "runner.py")
+        assert (expected, "") == (found.stdout, found.stderr)
+
+
+def test_the_first_program_runs_on_either_database_and_leaves_a_sound_record(database_url: str, tmp_path: Path) -> None:
+    program = block("runner.py: run by the tests").replace("sqlite:///agents.sqlite3", database_url)
+    assert database_url in program
+    (tmp_path / "runner.py").write_text(program, encoding="utf-8")
+    found = run_in(tmp_path, sys.executable, "runner.py")
+    assert (block("runner.py prints"), "") == (found.stdout, found.stderr)
+    faults = check(database_url)
+    assert not faults, report(faults)
+
+
+def test_a_database_without_tables_says_in_python_what_is_to_be_done(empty_database_url: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        Runner(empty_database_url)
+    assert "make" in str(caught.value)
+    assert "`reconciler db upgrade`" in str(caught.value)

@@ -1,0 +1,48 @@
+"""What the database's libraries log goes where the program's logging goes, and never to the error stream by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_LOSES_ITS_SERVER = """
+import sys
+from reconciler.errors import DatabaseUnavailable
+from reconciler.store.engine import make_engine, run_transaction
+from reconciler.store.sending import send
+
+if len(sys.argv) > 2:
+    import logging
+    logging.basicConfig(level="WARNING", format="logged by %(name)s")
+
+engine = make_engine(sys.argv[1])
+
+def work(conn):
+    ((pid,),) = send(conn, ("SELECT pg_backend_pid()", {}))[0]
+    with make_engine(sys.argv[1]).connect() as other:
+        other.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+    send(conn, ("SELECT 1", {}), ("SELECT 2", {}))
+
+try:
+    run_transaction(engine, work, attempts=1)
+except DatabaseUnavailable:
+    print("lost")
+engine.dispose()
+"""
+
+
+def _run(url: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _LOSES_ITS_SERVER, url, *more], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_connection_lost_among_several_statements_writes_nothing_to_the_error_stream(postgresql_url: str) -> None:
+    found = _run(postgresql_url)
+    assert ("lost\n", "") == (found.stdout, found.stderr)
+
+
+def test_a_program_that_configures_logging_hears_of_it(postgresql_url: str) -> None:
+    found = _run(postgresql_url, "with logging")
+    assert "lost\n" == found.stdout
+    assert "logged by psycopg" in found.stderr
