@@ -84,13 +84,19 @@ ENTRIES: Final = (
                 maximum=7 * 86400,
             ),
             Parameter("since", Kind.INSTANT, "of a folder, only files written to since (default: 7 days ago)"),
+            Parameter(
+                "whole",
+                Kind.BOOLEAN,
+                "read and tell everything in one look, not the newest sources first and the rest in later ones",
+                default=False,
+            ),
             Parameter("all", Kind.BOOLEAN, "tell of what is answered or being worked on too", default=False),
         ),
         database=Database.NONE,
         details=(
             "Reads the sources and writes nothing: no source, and no database. On a command line it follows until it is"
-            " interrupted, and tells what changes; --once looks once. A turn that nothing came of for a while is stuck"
-            " (the prompt or a call came last) or lost its answer (the model owes it). --import imports what changed,"
+            " interrupted, and tells what changes; --once looks once, at everything. A turn that nothing came of for a while"
+            " is stuck (the prompt or a call came last) or lost its answer (the model owes it). --import imports what changed,"
             " after each look."
         ),
         examples=(
@@ -105,7 +111,7 @@ ENTRIES: Final = (
 
 def watch(asked: Asked) -> Reply:
     """Look once. On one desk the looks at the same sources belong together: later ones tell what changed."""
-    found = _watcher(asked).round()
+    found = _watcher(asked).round(whole=bool(asked["whole"]))
     shown = [
         _change(change)
         for change in found.changes

@@ -134,8 +134,8 @@ class Watcher:
         self._clock = clock
         self._sources: dict[str, _Source] = {}
 
-    def round(self) -> Round:
-        """Look once.
+    def round(self, *, whole: bool = False) -> Round:
+        """Look once. With *whole* everything is read and told in this look, however much it is.
 
         Raises:
             LimitExceeded: there is more than anybody can watch.
@@ -152,7 +152,8 @@ class Watcher:
         for name in refused:
             known = self._sources.setdefault(name, _Source(name))
             known.error = leads_out(name)
-        for name, mark in changed[:READS_MAX]:
+        reading = changed if whole else changed[:READS_MAX]
+        for name, mark in reading:
             self._read(name, mark, now)
         if sum(len(source.prompts) for source in self._sources.values()) > SESSIONS_MAX:
             raise LimitExceeded(
@@ -163,13 +164,13 @@ class Watcher:
         changes: list[Change] = []
         for change, tell in self._standings(now):
             counts[change.standing.value] = counts.get(change.standing.value, 0) + 1
-            if change.standing != change.was and len(changes) < CHANGES_MAX:
+            if change.standing != change.was and (whole or len(changes) < CHANGES_MAX):
                 changes.append(change)
                 tell()
         return Round(
             len(found) + len(refused),
-            tuple(name for name, _ in changed[:READS_MAX]),
-            max(0, len(changed) - READS_MAX),
+            tuple(name for name, _ in reading),
+            len(changed) - len(reading),
             counts,
             tuple(changes),
         )

@@ -44,6 +44,17 @@ def test_one_look_for_programs(crashed: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_one_look_is_at_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.service.watch.READS_MAX", 1)
+    for number in range(3):
+        write(tmp_path / f"{number}.jsonl", Pi(session_id=str(number)).user("u").lines)
+    assert 0 == main(["watch", str(tmp_path), "--once", "--quiet", "0", "--json"])
+    payload = json.loads(capsys.readouterr().out)
+    assert (3, 0, {"stuck": 3}) == (len(payload["read"]), payload["behind"], payload["standings"])
+
+
 def test_damage_needs_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pi = Pi().user("u1").assistant("a1", calls=["c"], stop="toolUse", parent="gone")
     write(tmp_path / "x.jsonl", pi.lines)

@@ -165,6 +165,17 @@ def test_many_files_are_read_a_piece_at_a_time_the_newest_first(
     assert [["4", "3"], ["2", "1"], ["0"], []] == [[Path(name).stem for name in found.read] for found in rounds]
 
 
+def test_a_single_look_sees_and_tells_everything(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "READS_MAX", 2)
+    monkeypatch.setattr(watch, "CHANGES_MAX", 1)
+    for number in range(5):
+        aged(write(tmp_path / f"{number}.jsonl", Pi(session_id=str(number)).user("u").lines), clock, 1000)
+    found = watcher(clock, tmp_path).round(whole=True)
+    assert (5, 5, 0, {"stuck": 5}) == (len(found.read), len(found.changes), found.behind, found.standings)
+
+
 def test_more_sessions_than_anybody_can_watch_is_an_error(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

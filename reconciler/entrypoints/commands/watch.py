@@ -27,7 +27,7 @@ def watch() -> click.Command:
         run=_follow,
         prepare=_prepare,
         extra=[
-            click.Option(["--once", "once"], is_flag=True, help="Look once, and stop."),
+            click.Option(["--once", "once"], is_flag=True, help="Look once, at everything, and stop."),
             click.Option(
                 ["--every", "every"],
                 type=click.FloatRange(min=_EVERY_LEAST_S),
@@ -45,6 +45,9 @@ def watch() -> click.Command:
 
 def _prepare(given: dict[str, Any]) -> dict[str, Any]:
     typed = {name: value for name, value in given.items() if name not in _OWN and value is not None}
+    if given.get("once"):
+        # No later look would come to the rest.
+        typed["whole"] = True
     return {name: list(value) if isinstance(value, tuple) else value for name, value in typed.items()}
 
 
