@@ -95,9 +95,9 @@ ENTRIES: Final = (
         database=Database.NONE,
         details=(
             "Reads the sources and writes nothing: no source, and no database. On a command line it follows until it is"
-            " interrupted, and tells what changes; --once looks once, at everything. A turn that nothing came of for a while"
-            " is stuck (the prompt or a call came last) or lost its answer (the model owes it). --import imports what changed,"
-            " after each look."
+            " interrupted, and tells what changes; --once looks once, at everything. A turn that nothing came of for a"
+            " while is stuck (the prompt or a call came last) or lost its answer (the model owes it). --import imports"
+            " what changed, after each look."
         ),
         examples=(
             Example("reconciler watch ~/.codex/sessions", "follow a folder"),
