@@ -98,7 +98,7 @@ class Bench:
                 yield url, engine
                 engine.dispose()
             return
-        with RestartableServer(durable=True, settings={"shared_buffers": "512MB", "max_connections": 300}) as server:
+        with RestartableServer(durable=True, settings={"shared_buffers": "512MB", "max_connections": 600}) as server:
             self.server = server
             server.address.execute("CREATE DATABASE bench")
             url = server.address.url("bench")
