@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-
 # Of a message, or of a hint.
 _TEXT_CHARACTERS_MAX: Final = 4_000
 
@@ -252,6 +251,12 @@ class DatabaseUnavailable(StoreFault):
     safe_to_retry = True
 
 
+class DatabaseIoError(DatabaseUnavailable):
+    """The operating system could not read or write the database's files; nothing was written."""
+
+    code = "database_io_error"
+
+
 class DatabaseReadOnly(StoreFault):
     """The database is read-only."""
 
@@ -259,7 +264,7 @@ class DatabaseReadOnly(StoreFault):
 
 
 class DatabaseFull(StoreFault):
-    """The database's disk is full; nothing was written."""
+    """The database's disk is full, or a limit on its size is reached; nothing was written."""
 
     code = "database_full"
 

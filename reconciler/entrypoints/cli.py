@@ -15,7 +15,7 @@ import click
 from reconciler import __version__
 from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of, make_command, usage_exit
-from reconciler.ops.exits import EXIT_USAGE
+from reconciler.ops.exits import EXIT_ERROR, EXIT_USAGE
 from reconciler.ops.registry import REGISTRY
 
 EXIT_INTERRUPTED: Final = 130
@@ -219,6 +219,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return usage_exit(error.format_message(), as_json="--json" in args)
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    except terminal.NotShown as error:
+        terminal.write_err(
+            f"error: could not write the answer to standard output: {error} (output_lost)\n"
+            "way out: what was asked for was done; ask again to read the answer, into a file with room for it"
+        )
+        return EXIT_ERROR
     except BrokenPipeError:
         terminal.forget_pipe(sys.stdout)
         return 0

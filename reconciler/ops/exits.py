@@ -36,7 +36,7 @@ _CONFLICTS: Final = (
     errors.SourceOwned,
 )
 _DAMAGE: Final = (errors.SessionDamaged, errors.RowUnreadable)
-_UNAVAILABLE: Final = (errors.DatabaseUnavailable, errors.StoreConflict)
+_UNAVAILABLE: Final = (errors.DatabaseUnavailable, errors.DatabaseIoError, errors.StoreConflict)
 
 _EXIT_OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
     {kind.code: EXIT_NEEDS_PERSON for kind in (*_CONFLICTS, *_DAMAGE)}

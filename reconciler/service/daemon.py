@@ -286,17 +286,9 @@ class Daemon:
             self._schema_checked = True
             report = self._pass()
         except SchemaMismatch as error:
-            # Somebody upgraded it below us, or it is another database: not ours to write to (I16).
-            self._fatal = error
-            return None
+            return self._mismatch(error)
         except OUTAGES as error:
-            pause_s = self._contact.lost(error)
-            # What comes back may be another database than the one that went.
-            self._schema_checked = False
-            self._notify_waiting(error)
-            self._notify.progress()
-            self.metrics.count("reconciler_passes_total", result="failed")
-            return pause_s
+            return self._lost(error)
         except Exception as error:  # noqa: BLE001 - a fault in one pass must not end the daemon (I10)
             return self._failed(error)
         self._failures = 0
@@ -312,6 +304,27 @@ class Daemon:
         if report.more and not self._stopping.is_set():
             self._wanted.set()
         return None
+
+    def _mismatch(self, error: SchemaMismatch) -> float | None:
+        """End, unless the database is only away: a file that is being put back has no tables at first."""
+        try:
+            require_schema(self._engine, for_writing=False)
+        except SchemaMismatch as again:
+            error = again
+        except OUTAGES as outage:
+            return self._lost(outage)
+        # Somebody upgraded it below us, or it is another database: not ours to write to (I16).
+        self._fatal = error
+        return None
+
+    def _lost(self, error: ReconcilerError) -> float:
+        pause_s = self._contact.lost(error)
+        # What comes back may be another database than the one that went.
+        self._schema_checked = False
+        self._notify_waiting(error)
+        self._notify.progress()
+        self.metrics.count("reconciler_passes_total", result="failed")
+        return pause_s
 
     def _pass(self) -> PassReport:
         configuration = self._configuration

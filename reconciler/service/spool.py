@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
+from reconciler.errors import SourceUnreadable
+
 # Written in pieces of this size: most payloads are far smaller.
 _BUFFER_BYTES: Final = 256 * 1024
 
@@ -75,8 +77,14 @@ class Spool:
 
     def _flush(self) -> None:
         rest = memoryview("".join(self._waiting).encode("ascii"))
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise SourceUnreadable(
+                f'could not keep aside what was read, in "{tempfile.gettempdir()}": {error.strerror or error}',
+                hint="make room there, or name another folder for temporary files in TMPDIR",
+            ) from error
         self._waiting.clear()
         self._waiting_bytes = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from sqlalchemy.engine import Connection, Dialect, Engine
 from reconciler.errors import (
     DatabaseFull,
     DatabaseInvalid,
+    DatabaseIoError,
     DatabaseReadOnly,
     DatabaseUnavailable,
     InvalidInput,
@@ -259,7 +261,10 @@ class ErrorKind(StrEnum):
     REFUSED = "refused"
     TIMEOUT = "timeout"
     READ_ONLY = "read_only"
+    # No room: on the disk, in a quota, or below a limit on the size of files.
     FULL = "full"
+    # The operating system failed to read or write, and SQLite doesn't say why.
+    IO = "io"
     INVALID = "invalid"
     SCHEMA = "schema"
     PERMISSION = "permission"
@@ -296,12 +301,24 @@ _SQLITE_PRIMARY: Final = {
     sqlite3.SQLITE_NOTADB: ErrorKind.INVALID,
     sqlite3.SQLITE_CORRUPT: ErrorKind.INVALID,
     sqlite3.SQLITE_CANTOPEN: ErrorKind.UNREACHABLE,
-    sqlite3.SQLITE_IOERR: ErrorKind.UNREACHABLE,
+    sqlite3.SQLITE_IOERR: ErrorKind.IO,
     sqlite3.SQLITE_PROTOCOL: ErrorKind.LOCKED,
     sqlite3.SQLITE_PERM: ErrorKind.PERMISSION,
     sqlite3.SQLITE_TOOBIG: ErrorKind.VALUE,
     sqlite3.SQLITE_INTERRUPT: ErrorKind.TIMEOUT,
 }
+# A file grows. What the system said is not handed on, but for a full disk (SQLITE_FULL): a quota, a limit on the size
+# of files and a broken disk look alike.
+_SQLITE_GROWS: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_SHMOPEN,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_SHMMAP,
+    }
+)
 _SQLITE_CONSTRAINT: Final = {
     sqlite3.SQLITE_CONSTRAINT_UNIQUE: ErrorKind.UNIQUE,
     sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: ErrorKind.UNIQUE,
@@ -341,7 +358,7 @@ _POSTGRESQL: Final = {
     "23502": ErrorKind.NOT_NULL,
     "22": ErrorKind.VALUE,
     "54": ErrorKind.VALUE,
-    "58": ErrorKind.UNREACHABLE,
+    "58": ErrorKind.IO,
     "XX001": ErrorKind.INVALID,
     "XX002": ErrorKind.INVALID,
 }
@@ -350,6 +367,8 @@ _PG_REFUSED: Final = re.compile(
     r'authentication failed|no password supplied|database ".*" does not exist|role ".*" does not exist|no pg_hba\.conf'
     r"|could not translate host name|certificate|invalid connection option"
 )
+# Under 58030 where the server knows no better code for what the system said.
+_NO_ROOM: Final = re.compile(r"No space left on device|quota exceeded|File too large", re.IGNORECASE)
 _PG_KEY: Final = re.compile(r"Key \((.*?)\)=")
 
 
@@ -395,6 +414,12 @@ def _classify_sqlite(error: sqlite3.Error, text: str) -> StoreError:
         )
     if code == sqlite3.SQLITE_ERROR and _SQLITE_SCHEMA.search(text):
         return StoreError(ErrorKind.SCHEMA, text)
+    if code == sqlite3.SQLITE_READONLY_DBMOVED:
+        return StoreError(ErrorKind.CONNECTION_LOST, "its file was replaced or removed")
+    if code in _SQLITE_GROWS:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY:
+            return StoreError(ErrorKind.FULL, f"{text}: no file of this process may be larger than {limit} bytes")
     # The low byte is the primary code, the rest says more.
     return StoreError(_SQLITE_PRIMARY.get(code & 0xFF, ErrorKind.OTHER), text)
 
@@ -412,6 +437,8 @@ def _classify_postgresql(error: Any, text: str, *, disconnected: bool) -> StoreE
             return StoreError(ErrorKind.REFUSED if _PG_REFUSED.search(text) else ErrorKind.UNREACHABLE, text)
         return StoreError(ErrorKind.OTHER, text)
     kind = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2], ErrorKind.OTHER)
+    if kind is ErrorKind.IO and _NO_ROOM.search(text):
+        kind = ErrorKind.FULL
     diag = error.diag
     columns: tuple[str, ...] = ()
     if kind is ErrorKind.UNIQUE and (key := _PG_KEY.match(diag.message_detail or "")):
@@ -479,9 +506,17 @@ def translate_error(error: BaseException, database: str = "the database") -> Rec
             )
         case ErrorKind.FULL:
             return DatabaseFull(
-                f"could not write to {database}: its disk is full; nothing was written",
+                f"could not write to {database}: there is no room for it: {found.text}; nothing was written",
                 detail=detail,
-                hint="make room (see `reconciler prune`) and try again",
+                hint="make room on its disk, or raise the quota (`quota`) or the limit on the size of files"
+                " (`ulimit -f`, LimitFSIZE= of a service), and try again; `reconciler prune` makes room inside it",
+            )
+        case ErrorKind.IO:
+            return DatabaseIoError(
+                f"could not read or write {database}: {found.text}; nothing was written",
+                detail=detail,
+                hint="look at its disk: quota (`quota`), errors in the kernel's log (`dmesg`), a mount that is gone;"
+                " then try again, and let `reconciler doctor` look at the file",
             )
         case ErrorKind.INVALID:
             return DatabaseInvalid(

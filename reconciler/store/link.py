@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 
 from reconciler.errors import DatabaseUnavailable
 from reconciler.store.dialect import is_postgresql, translate_error
-from reconciler.store.engine import name_of, sqlite_path
+from reconciler.store.engine import name_of, require_same_file, sqlite_path
 
 
 class Link:
@@ -67,11 +67,13 @@ class Link:
     def _require_same_file(self) -> None:
         # SQLite: a file that was replaced below us (a backup put back) would go on being used, unlinked.
         if self._path is not None and _identity(self._path) != self._file:
-            self._engine.dispose()
+            self.close()
+            # What is there now may not be usable; then that is what has to be said.
+            require_same_file(self._engine)
             raise DatabaseUnavailable(
-                f"could not use {name_of(self._engine)}: its file was replaced or removed",
+                f"could not use {name_of(self._engine)}: it was replaced",
                 detail={"kind": "connection_lost"},
-                hint="put it back; the connections are made anew",
+                hint="nothing is to be done: connections to the new file are made",
             )
 
 

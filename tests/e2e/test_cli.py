@@ -150,6 +150,17 @@ def test_flags_may_stand_before_the_verb_and_after_it(run: Run, tmp_path: Path) 
     assert 0 == run("--database", "sqlite:///nowhere.sqlite3", "list", "--database", url).code
 
 
+def test_an_answer_that_cannot_be_written_is_told_without_a_traceback(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        ran = run("config", "show")
+    assert (1, "") == (ran.code, ran.out)
+    assert ran.err.startswith("error: could not write the answer to standard output: No space left on device")
+    assert "what was asked for was done" in ran.err
+
+
 def test_usage_errors_are_exit_code_2_in_words_and_in_json(run: Run) -> None:
     for args in (("staus",), ("list", "--limit", "many"), ("list", "--nope"), ("show",), ("db", "nope")):
         assert 2 == run(*args).code

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -195,6 +196,53 @@ def test_a_restart_of_the_database_is_said_once_and_survived(
         assert [] == daemon.events("pass.failed")
         assert [] == check(url)
         engine.dispose()
+
+
+def test_a_file_that_is_taken_away_and_put_back_is_an_outage(
+    start: Start, sqlite_url: str, engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    daemon = start(sqlite_url, limits=QUICK)
+    daemon.wait_for("daemon.ready")
+    for count in (1, 2):
+        aside = path.rename(tmp_path / "aside")
+        lost = daemon.wait_for("database.lost", count=count)
+        assert ("database_unavailable", None) == (lost["code"], daemon.process.poll())
+        assert not path.exists()
+        aside.rename(path)
+        daemon.wait_for("database.restored", count=count)
+    due_work(engine_factory(sqlite_url), 2)
+    daemon.wait_for("pass.finished")
+    assert 0 == daemon.stop()
+    assert [] == daemon.events("daemon.failed")
+
+
+def test_a_file_that_is_replaced_is_the_one_that_is_worked_on(
+    start: Start, sqlite_url: str, engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute(f"VACUUM INTO '{tmp_path / 'backup'}'")
+    daemon = start(sqlite_url, limits=QUICK)
+    daemon.wait_for("daemon.ready")
+    (tmp_path / "backup").replace(path)
+    daemon.wait_for("database.lost")
+    for end in ("-wal", "-shm"):
+        Path(f"{path}{end}").unlink()
+    daemon.wait_for("database.restored")
+    due_work(engine_factory(sqlite_url), 2)
+    assert 2 == daemon.wait_for("pass.finished")["scanned"]
+    assert 0 == daemon.stop()
+    assert [] == check(sqlite_url)
+
+
+def test_a_file_that_is_missing_at_the_start_is_refused(start: Start, tmp_path: Path) -> None:
+    daemon = start(f"sqlite:///{tmp_path / 'typo.sqlite3'}")
+    assert 1 == daemon.end()
+    (failed,) = daemon.events("daemon.failed")
+    assert "schema_mismatch" == failed["code"]
+    assert "no such file" in failed["error"]
+    assert [] == list(tmp_path.glob("typo*"))
 
 
 @pytest.mark.postgresql

@@ -50,7 +50,7 @@ CODES = {
         "source_conflict",
         "source_owned",
     },
-    75: {"database_unavailable", "store_conflict"},
+    75: {"database_io_error", "database_unavailable", "store_conflict"},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,10 +20,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from reconciler.errors import SourceConflict, SourceNotQuiet, SourceOwned, StoreConflict, UnknownFormat
+from reconciler.errors import (
+    SourceConflict,
+    SourceNotQuiet,
+    SourceOwned,
+    SourceUnreadable,
+    StoreConflict,
+    UnknownFormat,
+)
 from reconciler.service import first_write, inspect_files, session_import
 from reconciler.service.ingest import IngestOptions, import_paths
 from reconciler.service.reconcile import reconcile_once
+from reconciler.service.spool import Spool
 from reconciler.store import ingest as store_ingest
 from reconciler.store import schema
 from reconciler.store.dialect import db_now
@@ -578,6 +587,19 @@ def test_sessions_are_counted_once_however_many_files_hold_them(engine: Engine, 
     assert (1, 2, 0) == tuple(payload["imported"][name] for name in ("sessions", "files", "files_unchanged"))
     again = run(engine, tmp_path / "a-backup-before")
     assert (0, 0, 2) == tuple(again["imported"][name] for name in ("sessions", "files", "files_unchanged"))
+
+
+def test_a_folder_for_temporary_files_without_room_is_told(engine: Engine, pi: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Spool() as spool:
+        spool.payload(1, '"a payload"')
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            with pytest.raises(SourceUnreadable, match="could not keep aside what was read, in") as told:
+                spool.text([1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "TMPDIR" in str(told.value.hint)
 
 
 def test_a_dry_run_tells_of_evidence_that_comes_too_late(engine: Engine, tmp_path: Path) -> None:

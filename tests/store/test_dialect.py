@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import resource
+import sqlite3
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import exc as sa_exc
 from sqlalchemy.engine import Connection, Engine
 
-from reconciler.errors import InvalidInput, ReconcilerError, StoreFault, UnsupportedOnDialect
+from reconciler.errors import (
+    DatabaseFull,
+    DatabaseIoError,
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    InvalidInput,
+    ReconcilerError,
+    StoreFault,
+    UnsupportedOnDialect,
+)
 from reconciler.store import dialect
-from reconciler.store.dialect import ErrorKind, classify_error, db_now, is_postgresql, now_expr, now_plus
+from reconciler.store.dialect import (
+    ErrorKind,
+    classify_error,
+    db_now,
+    is_postgresql,
+    now_expr,
+    now_plus,
+    translate_error,
+)
 from reconciler.store.engine import begin, read
 from reconciler.store.schema import audit, sessions
 from reconciler.store.types import IdText, UtcDateTime, utc_from_text, utc_text
@@ -300,6 +322,79 @@ def test_a_role_without_rights_is_told_where_the_grants_are(postgresql_url: str,
         conn.exec_driver_sql("SET ROLE bystander")
         conn.execute(sa.select(audit)).all()
     assert "deploy/" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("size", [0, 100_000, 300_000])
+def test_a_limit_on_the_size_of_files_is_told_as_what_it_is(
+    sqlite_url: str, engine_factory: MakeEngine, size: int
+) -> None:
+    engine = engine_factory(sqlite_url)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        with pytest.raises(DatabaseFull) as caught, begin(engine) as conn:
+            for number in range(100):
+                add(conn, f"n{number}", parameters=f'"{"x" * 5000}"')
+    assert f"no file of this process may be larger than {size} bytes" in caught.value.message
+    assert "ulimit -f" in str(caught.value.hint)
+    with read(engine) as conn:
+        assert [] == list(conn.execute(sa.select(audit.c.id)))
+
+
+def test_a_full_file_is_told_as_what_it_is(sqlite_url: str, engine_factory: MakeEngine) -> None:
+    engine = engine_factory(sqlite_url)
+    with pytest.raises(DatabaseFull, match="there is no room for it") as caught, begin(engine) as conn:
+        conn.exec_driver_sql("PRAGMA max_page_count = 1")
+        for number in range(100):
+            add(conn, f"n{number}", parameters=f'"{"x" * 5000}"')
+    assert "make room" in str(caught.value.hint)
+
+
+class _FromServer(Exception):
+    """What psycopg raises, as far as it is looked at."""
+
+    diag = SimpleNamespace(message_detail=None, column_name=None, constraint_name=None, table_name=None)
+
+    def __init__(self, sqlstate: str, text: str) -> None:
+        self.sqlstate = sqlstate
+        super().__init__(text)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "text", "kind"),
+    [
+        ("53100", 'could not extend file "base/1/2": No space left on device', DatabaseFull),
+        ("58030", 'could not write to file "pg_wal/x": No space left on device', DatabaseFull),
+        ("58030", 'could not extend file "base/1/2": Disk quota exceeded', DatabaseFull),
+        ("58030", 'could not read block 7 in file "base/1/2": Input/output error', DatabaseIoError),
+        ("53300", "sorry, too many clients already", DatabaseUnavailable),
+    ],
+)
+def test_the_servers_disk_is_told_as_what_it_is(sqlstate: str, text: str, kind: type[ReconcilerError]) -> None:
+    error = translate_error(sa_exc.OperationalError("INSERT", {}, _FromServer(sqlstate, text)))
+    assert kind is type(error)
+    assert text in error.message
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (sqlite3.SQLITE_FULL, DatabaseFull),
+        (sqlite3.SQLITE_IOERR, DatabaseIoError),
+        (sqlite3.SQLITE_IOERR_READ, DatabaseIoError),
+        (sqlite3.SQLITE_IOERR_WRITE, DatabaseIoError),
+        (sqlite3.SQLITE_CANTOPEN, DatabaseUnavailable),
+        (sqlite3.SQLITE_READONLY, DatabaseReadOnly),
+        (sqlite3.SQLITE_READONLY_DBMOVED, DatabaseUnavailable),
+    ],
+)
+def test_what_sqlite_says_of_the_disk_is_told_as_what_it_is(code: int, kind: type[ReconcilerError]) -> None:
+    failure = sqlite3.OperationalError("it says so")
+    failure.sqlite_errorcode = code
+    error = translate_error(failure)
+    assert kind is type(error)
+    assert error.hint
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), sa.exc.InvalidRequestError("odd"), KeyboardInterrupt()])

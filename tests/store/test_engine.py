@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +484,93 @@ def test_a_missing_sqlite_file_is_refused_and_not_made(tmp_path: Path, engine_fa
         with pytest.raises(SchemaMismatch, match="no such file"):
             use(engine)
     assert [] == list(tmp_path.iterdir())
+
+
+def _path(engine: Engine) -> Path:
+    return Path(str(engine.url.database))
+
+
+def _remove_log(engine: Engine) -> None:
+    for end in ("-wal", "-shm"):
+        Path(f"{_path(engine)}{end}").unlink()
+
+
+def test_a_file_that_goes_away_below_a_program_is_an_outage_and_is_used_again_when_it_is_back(
+    sqlite_url: str, engine_factory: MakeEngine, tmp_path: Path
+) -> None:
+    engine = engine_factory(sqlite_url)
+    require_schema(engine)
+    run_transaction(engine, lambda conn: note(conn, "before"))
+    engine.dispose()
+    aside = _path(engine).rename(tmp_path / "aside")
+    uses: list[Callable[[Engine], Any]] = [
+        require_schema,
+        notes,
+        lambda one: run_transaction(one, lambda conn: note(conn, "lost")),
+    ]
+    for use in uses:
+        with pytest.raises(DatabaseUnavailable, match="it is gone; it was there before") as caught:
+            use(engine)
+        assert "put it back" in str(caught.value.hint)
+    assert not _path(engine).exists(), "nothing is made in its place"
+    aside.rename(_path(engine))
+    require_schema(engine)
+    assert ["before"] == notes(engine)
+
+
+def test_nothing_is_written_into_a_file_that_was_removed_or_replaced(
+    sqlite_url: str, engine_factory: MakeEngine, tmp_path: Path
+) -> None:
+    engine = engine_factory(sqlite_url)
+    require_schema(engine)
+    run_transaction(engine, lambda conn: note(conn, "old"))
+    # The engine keeps its connections open: they lead to a file without a name from now on.
+    with closing(sqlite3.connect(_path(engine))) as conn:
+        conn.execute(f"VACUUM INTO '{tmp_path / 'backup'}'")
+    _path(engine).unlink()
+    with pytest.raises(DatabaseUnavailable, match="it is gone"):
+        run_transaction(engine, lambda conn: note(conn, "lost"))
+    (tmp_path / "backup").rename(_path(engine))
+    # SQLite would write what the old file's log holds into the new one: not before it is gone.
+    with pytest.raises(DatabaseUnavailable, match="the log of the one before is still there") as caught:
+        run_transaction(engine, lambda conn: note(conn, "lost"))
+    assert "-wal" in str(caught.value.hint)
+    assert "-shm" in str(caught.value.hint)
+    _remove_log(engine)
+    run_transaction(engine, lambda conn: note(conn, "new"))
+    with engine_factory(sqlite_url).connect() as other:
+        found = list(other.execute(sa.select(audit.c.id).order_by(audit.c.id)).scalars())
+    assert ["new", "old"] == found == notes(engine)
+
+
+def test_another_file_in_its_place_is_asked_for_its_schema_before_it_is_written_to(
+    sqlite_url: str, engine_factory: MakeEngine, tmp_path: Path
+) -> None:
+    engine = engine_factory(sqlite_url)
+    require_schema(engine)
+    other = tmp_path / "other.sqlite3"
+    with closing(sqlite3.connect(other)) as conn:
+        conn.execute("CREATE TABLE theirs (x)")
+    other.replace(_path(engine))
+    _remove_log(engine)
+    with pytest.raises(SchemaMismatch):
+        run_transaction(engine, lambda conn: note(conn, "lost"))
+    with pytest.raises(SchemaMismatch, match="another program's"):
+        require_schema(engine)
+
+
+def test_a_file_that_is_being_put_back_is_waited_for(sqlite_url: str, engine_factory: MakeEngine) -> None:
+    engine = engine_factory(sqlite_url)
+    require_schema(engine)
+    whole = _path(engine).read_bytes()
+    engine.dispose()
+    _path(engine).unlink()
+    _path(engine).touch()
+    with pytest.raises(DatabaseUnavailable, match="it is empty, and was not before"):
+        require_schema(engine)
+    assert 0 == _path(engine).stat().st_size, "nothing is written into what somebody is about to fill"
+    _path(engine).write_bytes(whole)
+    require_schema(engine)
 
 
 def test_a_schema_of_a_newer_program_is_refused_before_anything_is_written(

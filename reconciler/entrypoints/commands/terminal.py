@@ -27,6 +27,10 @@ _PROGRESS_EVERY_S: Final = 0.1
 _PROGRESS_LINES_EVERY_S: Final = 10.0
 
 
+class NotShown(Exception):
+    """An answer could not be written to standard output."""
+
+
 def style_of(stream: TextIO) -> Style:
     """Return how text is set on *stream*: fitted and coloured on a terminal, plain and uncut elsewhere."""
     if not _is_terminal(stream):
@@ -76,6 +80,10 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         forget_pipe(stream)
+    except OSError as error:
+        forget_pipe(stream)
+        if stream is sys.stdout:
+            raise NotShown(error.strerror or str(error)) from error
     except UnicodeEncodeError:
         # A terminal of an old encoding: what it cannot show is escaped.
         encoded = (text + "\n").encode(stream.encoding or "ascii", "backslashreplace")
