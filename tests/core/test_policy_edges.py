@@ -43,3 +43,12 @@ def test_a_park_for_a_reason_of_that_name_is_no_missing_capability() -> None:
     parked = attempt(end=AttemptEnd.PARKED, end_reason=END_CAPABILITY_MISSING)
     facts = row(last_attempt=parked, last_begun_end=AttemptEnd.PARKED, unparked=True)
     assert Reason.RESUME == decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS).reason
+
+
+@pytest.mark.parametrize("end", [AttemptEnd.RELEASED, AttemptEnd.CRASHED, AttemptEnd.PARKED])
+def test_an_attempt_that_wrote_no_error_counts_none_when_its_end_is_looked_at(end: AttemptEnd) -> None:
+    last = attempt(end=end, provider_error_counted=False)
+    facts = row(last_attempt=last, last_begun_end=end, provider_errors=2)
+    decision = decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS)
+    assert decision.counters is not None
+    assert (2, None) == (decision.counters.provider_errors, decision.provider_error_attempt_id)
