@@ -19,7 +19,8 @@ from reconciler.core.policy import decide
 from reconciler.core.states import AttemptEnd, DecisionAction
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import ReconcilerError
-from reconciler.service.gather import Gathered, failed, gather
+from reconciler.service.cases import CASES_MAX, case_of, template_of
+from reconciler.service.gather import Gathered, failed, gather, gather_by_case
 from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
 from reconciler.service.resume import make_plan, make_settlement, texts_wanted
 from reconciler.service.shapes import Answers
@@ -28,6 +29,7 @@ from reconciler.store.engine import read
 from reconciler.store.facts import limits_for, submission_facts
 from reconciler.store.passes import DueRow, Key, lock_rows
 from reconciler.store.paths import read_payloads
+from reconciler.store.settlement_rows import DecisionRow
 from reconciler.store.settlements import DecisionWrite, Push
 
 
@@ -84,6 +86,8 @@ class Planned:
             inspection=None if self.gathered.error is not None else self.gathered.inspection,
             decided_by=decided_by,
             uses_unpark=row.current_attempt_id is None and last is not None and last.end_kind == AttemptEnd.PARKED,
+            last_seq=row.x_last_seq,
+            decision_count=row.decision_count,
         )
 
 
@@ -113,16 +117,41 @@ class Decider:
 
     def decide(self, conn: Connection, rows: Sequence[DueRow], around: Read) -> list[Planned]:
         """Decide about *rows* by what stands around them."""
-        boot = booted_at(around.now)
+        return self._decide(conn, gather(conn, rows, around.around, self._limits, self._answers), around.now)
+
+    def decide_by_case(
+        self, conn: Connection, rows: Sequence[DueRow], around: Read
+    ) -> tuple[list[Planned], list[DecisionRow]]:
+        """Decide about *rows*; those of a case that was decided before (`remember`) are ready to be written."""
+        gathered, ready = gather_by_case(
+            conn,
+            rows,
+            around.around,
+            self._limits,
+            self._answers,
+            lambda row, beside: case_of(row, beside, around.now, self._may_judge),
+        )
+        return self._decide(conn, gathered, around.now), ready
+
+    def remember(self, planned: Planned, write: DecisionWrite) -> None:
+        """Keep what is written of a row for others of its case."""
+        if planned.gathered.known is None:
+            return
+        kept, turn, case = planned.gathered.known
+        if case not in kept.cases and len(kept.cases) < CASES_MAX:
+            template = template_of(write, turn)
+            if template is not None:
+                kept.cases[case] = template
+
+    def _decide(self, conn: Connection, found: Sequence[Gathered], now: datetime) -> list[Planned]:
+        boot = booted_at(now)
         planned = []
-        for gathered in gather(conn, rows, around.around, self._limits, self._answers):
+        for gathered in found:
             own, fault = self._limits_of(gathered.row)
             if fault is not None:
                 gathered = failed(gathered.row, gathered.around, fault, hangs_from=gathered.hangs_from)
-            facts = self._facts(conn, gathered, own, around.now, boot)
-            decision = decide(
-                gathered.inspection, facts, around.now, own, jitter=self._jitter(), evidence=gathered.evidence
-            )
+            facts = self._facts(conn, gathered, own, now, boot)
+            decision = decide(gathered.inspection, facts, now, own, jitter=self._jitter(), evidence=gathered.evidence)
             planned.append(Planned(gathered, facts, decision, own))
         return planned
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.engine import Connection
 
@@ -36,18 +36,21 @@ from reconciler.core.model import (
 )
 from reconciler.core.states import SessionOrigin
 from reconciler.errors import LimitExceeded
-from reconciler.service.shapes import Answer, Answers
+from reconciler.service.cases import Case, Template
+from reconciler.service.shapes import Answer, Answers, Kept
 from reconciler.store.around import Surroundings
 from reconciler.store.passes import DueRow, Key
 from reconciler.store.paths import (
     PathRead,
     PathRequest,
     SessionRead,
+    ShapedTurn,
     read_branches,
     read_on,
     read_paths,
     read_sessions,
 )
+from reconciler.store.settlement_rows import DecisionRow
 
 # Walks that wait for a side read hold their entries: so many, in entries, before they are seen to.
 _PENDING_MAX = 100_000
@@ -74,6 +77,8 @@ class Gathered:
     may_grow: bool = False
     error: str | None = None
     rows_read: int = 0
+    # Where what is decided about it may be used for others: what is known of its turn's shape, the turn, and its case.
+    known: tuple[Kept, ShapedTurn, Case] | None = None
 
     @property
     def is_mirrored(self) -> bool:
@@ -103,9 +108,27 @@ def gather(
     One statement for the usual batch; one more for each further piece of long tails, and few more where the record is
     out of the ordinary.
     """
-    gathering = _Gathering(conn, rows, around, limits, Answers() if answers is None else answers)
+    gathering = _Gathering(conn, rows, around, limits, Answers() if answers is None else answers, None)
     gathering.run()
     return [gathering.found[row.key] for row in rows]
+
+
+def gather_by_case(
+    conn: Connection,
+    rows: Sequence[DueRow],
+    around: Mapping[Key, Surroundings],
+    limits: Limits,
+    answers: Answers,
+    case: Callable[[DueRow, Surroundings], Case | None],
+) -> tuple[list[Gathered], list[DecisionRow]]:
+    """Inspect *rows* as `gather` does, but those whose decision is known: these are ready to be written.
+
+    *case* tells what of a row its decision depends on beside its turn (`cases.case_of`).
+    """
+    gathering = _Gathering(conn, rows, around, limits, answers, case)
+    gathering.run()
+    found = gathering.found
+    return [found[row.key] for row in rows if row.key in found], gathering.ready
 
 
 class _Gathering:
@@ -116,15 +139,20 @@ class _Gathering:
         around: Mapping[Key, Surroundings],
         limits: Limits,
         answers: Answers,
+        case: Callable[[DueRow, Surroundings], Case | None] | None,
     ) -> None:
         self._conn = conn
         self._answers = answers
+        self._case = case
         self._rows = {row.key: row for row in rows}
         self._around = around
         self._limits = limits
+        # Whose paths are read, in the order of the requests.
+        self._asked: list[tuple[DueRow, Surroundings]] = []
         self._pending: list[tuple[PathRead, Inspection, frozenset[FactsWanted]]] = []
         self._whole: list[Key] = []
         self.found: dict[Key, Gathered] = {}
+        self.ready: list[DecisionRow] = []
 
     def run(self) -> None:
         requests = []
@@ -142,16 +170,17 @@ class _Gathering:
                 self._whole.append(key)
             else:
                 requests.append(_request(row, around))
+                self._asked.append((row, around))
         reads = read_paths(
             self._conn,
             requests,
             piece=self._limits.path_piece_entries,
             entries_max=self._limits.path_entries_max,
-            known=self._answers,
+            known=self._take_known,
         )
         for read in reads:
             self._take(read)
-            if sum(pending.rows_read for pending, _, _ in self._pending) > _PENDING_MAX:
+            if self._pending and sum(pending.rows_read for pending, _, _ in self._pending) > _PENDING_MAX:
                 self._read_beside()
         self._read_beside()
         self._read_whole()
@@ -165,14 +194,28 @@ class _Gathering:
     def _take(self, read: PathRead) -> None:
         key = read.request.key
         row, around = self._rows[key], self._around[key]
-        if read.turn is not None and read.turn.shape in self._answers:
-            self.found[key] = _shaped(row, around, self._answers.of(read.turn), read.rows_read)
-        elif read.error is not None:
+        if read.error is not None:
             self.found[key] = failed(row, around, str(read.error), hangs_from=row.x_leaf_entry_id)
         elif not read.complete:
             self._whole.append(key)
         else:
             self._keep(key, lambda: self._inspect_read(read, row, around))
+
+    def _take_known(self, number: int, turn: ShapedTurn, rows_read: int) -> bool:
+        kept = self._answers.found.get(turn.shape)
+        if kept is None:
+            return False
+        row, around = self._asked[number]
+        case = None if self._case is None else self._case(row, around)
+        known = None
+        if case is not None:
+            template: Template | None = kept.cases.get(case)
+            if template is not None and around.current is not None:
+                self.ready.append(template.fill(row, around.current, turn))
+                return True
+            known = (kept, turn, case)
+        self.found[row.key] = _shaped(row, around, kept.of(turn), rows_read, known)
+        return True
 
     def _inspect_read(self, read: PathRead, row: DueRow, around: Surroundings) -> Gathered:
         inspection = _inspect(read, None)
@@ -187,7 +230,10 @@ class _Gathering:
             # Without entries newer than the leaf there is no branch that the walk has not met.
             self._pending.append((read, inspection, wanted))
         elif read.turn is not None:
-            self._answers.keep(read.turn, Answer(inspection, gathered.evidence, gathered.may_grow))
+            kept = self._answers.keep(read.turn, Answer(inspection, gathered.evidence, gathered.may_grow))
+            case = None if self._case is None or kept is None else self._case(row, around)
+            if kept is not None and case is not None:
+                return replace(gathered, known=(kept, read.turn, case))
         return gathered
 
     def _read_beside(self) -> None:
@@ -374,7 +420,13 @@ def _gathered(
     )
 
 
-def _shaped(row: DueRow, around: Surroundings, answer: Answer, rows_read: int) -> Gathered:
+def _shaped(
+    row: DueRow,
+    around: Surroundings,
+    answer: Answer,
+    rows_read: int,
+    known: tuple[Kept, ShapedTurn, Case] | None,
+) -> Gathered:
     inspection = answer.inspection
     return Gathered(
         row,
@@ -386,6 +438,7 @@ def _shaped(row: DueRow, around: Surroundings, answer: Answer, rows_read: int) -
         answer.may_grow,
         None,
         rows_read,
+        known,
     )
 
 

@@ -29,6 +29,7 @@ from reconciler.store.around import read_around
 from reconciler.store.dialect import db_now, is_sqlite
 from reconciler.store.engine import read, run_transaction
 from reconciler.store.passes import Cursor, DueRow, Key, count_due, lock_rows, save_pass, scan_due
+from reconciler.store.settlement_rows import DecisionRow
 from reconciler.store.settlements import DecisionWrite, Landed, Push, Refused, apply_decisions
 
 __all__ = ["Decided", "Judge", "PassReport", "reconcile_once"]
@@ -275,11 +276,15 @@ class _Pass:
             batch.long = long
             taken = [row for row in taken if row.key not in long]
         batch.deferred += later
-        planned = self._decider.decide(conn, taken, around)
+        ready: list[DecisionRow] = []
+        if self._on_decision is None and not self._dry_run:
+            planned, ready = self._decider.decide_by_case(conn, taken, around)
+        else:
+            # Somebody wants to hear of the inspection and the facts of each.
+            planned = self._decider.decide(conn, taken, around)
         plans = self._decider.plans(conn, planned)
-        return self._carry_out(
-            conn, planned, plans, around.now, batch, scanned=self.report.scanned + (len(rows) if fresh else 0)
-        )
+        scanned = self.report.scanned + (len(rows) if fresh else 0)
+        return self._carry_out(conn, planned, plans, around.now, batch, scanned=scanned, ready=ready)
 
     def _carry_out(
         self,
@@ -290,35 +295,54 @@ class _Pass:
         batch: _Batch,
         *,
         scanned: int | None = None,
+        ready: Sequence[DecisionRow] = (),
     ) -> _Batch:
-        writes = [one.write(plans[one.key], self._decided_by) for one in planned if one.decision.is_written]
+        writes: list[DecisionWrite | DecisionRow] = []
+        for one in planned:
+            if one.decision.is_written:
+                write = one.write(plans[one.key], self._decided_by)
+                self._decider.remember(one, write)
+                writes.append(write)
+        written = len(writes)
+        writes += ready
         pushes = [
             one.push()
             for one in planned
             if not one.decision.is_written and one.decision.reconcile_at != one.gathered.row.reconcile_at
         ]
-        results: Mapping[Key, Landed | Refused] = {}
+        results: Sequence[Landed | Refused] = ()
         if not self._dry_run and (writes or pushes):
-            results = {
-                (result.session_id, result.submission_id): result
-                for result in apply_decisions(conn, writes, now=now, pass_id=self.report.pass_id, pushes=pushes)
-            }
+            results = apply_decisions(conn, writes, now=now, pass_id=self.report.pass_id, pushes=pushes)
+        by_key = {(result.session_id, result.submission_id): result for result in results[:written]}
         for one in planned:
-            self._count(one, plans[one.key], results.get(one.key), batch)
+            self._count(one, plans[one.key], by_key.get(one.key), batch)
+        self._count_ready(ready, results[written:], batch)
         self.report.finished_at = now
-        if any(isinstance(result, Landed) for result in results.values()):
+        if any(isinstance(result, Landed) for result in results):
             batch.saved = self._save(conn, scanned=self.report.scanned if scanned is None else scanned)
         return batch
+
+    def _count_ready(self, ready: Sequence[DecisionRow], results: Sequence[Landed | Refused], batch: _Batch) -> None:
+        settled = self.report.settled
+        for row, result in zip(ready, results, strict=True):
+            if isinstance(result, Landed):
+                settled[row.kind.decision_outcome or ""] += 1
+            else:
+                self._refused((row.session_id, row.submission_id), batch)
+        batch.count += len(ready)
+
+    def _refused(self, key: Key, batch: _Batch) -> None:
+        self.report.conflicts += 1
+        if key not in self._left:
+            # Inspected afresh, once; after that it stays due.
+            self._left.add(key)
+            batch.deferred.append(key)
 
     def _count(self, one: Planned, plan: ResumePlan | None, result: Landed | Refused | None, batch: _Batch) -> None:
         report, decision, row = self.report, one.decision, one.gathered.row
         refused = result.reason.value if isinstance(result, Refused) else None
         if refused is not None:
-            report.conflicts += 1
-            if row.key not in self._left:
-                # Inspected afresh, once; after that it stays due.
-                self._left.add(row.key)
-                batch.deferred.append(row.key)
+            self._refused(row.key, batch)
         elif decision.action is DecisionAction.SETTLE and decision.outcome is not None:
             report.settled[decision.outcome.value] += 1
         elif decision.action is DecisionAction.ADOPT:

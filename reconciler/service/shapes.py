@@ -9,8 +9,8 @@ its input to the leaf has none. One pass, one memory: it is bounded, and gone wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from reconciler.core.model import Inspection, OpenCall, TurnEvidence
 from reconciler.store.paths import Shape, ShapedTurn
@@ -30,34 +30,44 @@ class Answer:
     may_grow: bool
 
 
+@dataclass(slots=True, eq=False)
+class Kept:
+    """The answer to one shape, with places for ids; and what was made of it for rows of one case (`cases`)."""
+
+    answer: Answer
+    cases: dict[object, Any] = field(default_factory=dict)
+
+    def of(self, turn: ShapedTurn) -> Answer:
+        """Return the answer in the ids of *turn*, which has the shape."""
+        entries = dict(zip(_PLACES, turn.entry_ids, strict=False))
+        return renamed(self.answer, entries, dict(zip(_PLACES, turn.call_ids, strict=False)))
+
+
 class Answers:
     """The answers of one pass by shape, with names for ids."""
 
     def __init__(self) -> None:
-        self._found: dict[Shape, Answer] = {}
+        self.found: dict[Shape, Kept] = {}
 
-    def __contains__(self, shape: object) -> bool:
-        return shape in self._found
-
-    def keep(self, turn: ShapedTurn, answer: Answer) -> None:
+    def keep(self, turn: ShapedTurn, answer: Answer) -> Kept | None:
         """Remember the answer to a turn; one that names anything but the turn's own entries and calls is not kept."""
-        if len(self._found) >= ANSWERS_MAX or answer.inspection.problems:
-            return
+        if len(self.found) >= ANSWERS_MAX or answer.inspection.problems:
+            return None
         entries = dict(zip(turn.entry_ids, _PLACES, strict=False))
         calls = dict(zip(turn.call_ids, _PLACES, strict=False))
         try:
-            self._found[turn.shape] = _renamed(answer, entries, calls)
+            kept = self.found[turn.shape] = Kept(renamed(answer, entries, calls))
         except KeyError:
-            return
-
-    def of(self, turn: ShapedTurn) -> Answer:
-        """Return the answer to a turn whose shape is known, in the turn's own ids."""
-        answer = self._found[turn.shape]
-        entries = dict(zip(_PLACES, turn.entry_ids, strict=False))
-        return _renamed(answer, entries, dict(zip(_PLACES, turn.call_ids, strict=False)))
+            return None
+        return kept
 
 
-def _renamed(answer: Answer, entries: Mapping[str, str], calls: Mapping[str, str]) -> Answer:
+def renamed(answer: Answer, entries: Mapping[str, str], calls: Mapping[str, str]) -> Answer:
+    """Return *answer* with other ids.
+
+    Raises:
+        KeyError: it names an entry or a call that has no other name.
+    """
     seen, evidence = answer.inspection, answer.evidence
     opened = evidence.open_calls
     if opened:

@@ -21,33 +21,40 @@ from reconciler.store.types import utc_from_text
 
 
 class AttemptRow(NamedTuple):
-    """An attempt's columns, as far as a decision needs them."""
+    """An attempt's columns, as far as a decision needs them.
+
+    First what is another one's in every attempt; from ``FIRST_OF_REST`` on, many have the same.
+    """
 
     attempt_id: str
-    number: int
-    machine_id: str | None
-    boot_id: str | None
-    pid_namespace: str | None
-    pid: int | None
-    process_start: str | None
     claimed_at: datetime
-    beat_s: float
     beat_at: datetime
     lease_expires_at: datetime
     begun_at: datetime | None
     progress_at: datetime | None
     ended_at: datetime | None
+    machine_id: str | None
+    boot_id: str | None
+    pid_namespace: str | None
+    pid: int | None
+    process_start: str | None
+    number: int
+    beat_s: float
     end_kind: str | None
     end_reason: str | None
     retryable: bool | None
     provider_error_counted: bool
 
 
+FIRST_OF_REST: Final = AttemptRow._fields.index("number")
+
+
 class Surroundings(NamedTuple):
     """What stands around a submission's row.
 
     ``input_seq`` is where its newest canonical input is in the session, on the active path or not. The settlement
-    entry's payload is read only where there is one.
+    entry's payload is read only where there is one, and how the last attempt ended that had begun only where the
+    current one has not: nobody asks otherwise.
     """
 
     current: AttemptRow | None = None
@@ -86,24 +93,19 @@ _INPUT_WHERE: Final = (
     "i.session_id = k.session_id AND i.submission_id = k.submission_id AND i.kind = 'message'"
     " AND i.role IN ('user', 'signal') AND NOT i.is_synthetic AND NOT i.is_sidechain"
 )
-_BEGUN_WHERE: Final = (
-    "b.session_id = k.session_id AND b.submission_id = k.submission_id AND b.begun_at IS NOT NULL"
-    " AND b.ended_at IS NOT NULL"
+_LAST_BEGUN_END: Final = (
+    "CASE WHEN c.begun_at IS NULL THEN (SELECT b.end_kind FROM attempts b WHERE b.session_id = k.session_id"
+    " AND b.submission_id = k.submission_id AND b.begun_at IS NOT NULL AND b.ended_at IS NOT NULL"
+    " ORDER BY b.number DESC LIMIT 1) END"
 )
-_AROUND: Final = (
-    f"SELECT k.session_id, k.submission_id, {_attempt_columns('c')}, {_attempt_columns('l')},"
-    f" (SELECT b.end_kind FROM attempts b WHERE {_BEGUN_WHERE} ORDER BY b.number DESC LIMIT 1),"
-    " t.id, p.payload, {input_columns}, f.seq, q.quiet_since, {clock}"
-    " FROM {keys}"
-    " LEFT JOIN {current} c ON c.session_id = k.session_id AND c.attempt_id = k.current_attempt_id"
-    " LEFT JOIN attempts l ON l.session_id = k.session_id AND l.attempt_id = k.last_attempt_id"
-    " LEFT JOIN entries t ON t.session_id = k.session_id AND t.submission_id = k.submission_id"
-    " AND t.kind = 'submission_settled'"
-    " LEFT JOIN entry_payloads p ON p.session_id = t.session_id AND p.entry_id = t.id"
-    " {input_join}"
-    " LEFT JOIN entries f ON f.session_id = k.session_id AND f.id = k.leaf_entry_id"
-    " LEFT JOIN sources q ON q.id = k.source_id"
+_CURRENT_WHERE: Final = "c.session_id = k.session_id AND c.attempt_id = k.current_attempt_id"
+_LAST_WHERE: Final = "l.session_id = k.session_id AND l.attempt_id = k.last_attempt_id"
+_SETTLEMENT_WHERE: Final = (
+    "t.session_id = k.session_id AND t.submission_id = k.submission_id AND t.kind = 'submission_settled'"
 )
+_PAYLOAD: Final = "(SELECT p.payload FROM entry_payloads p WHERE p.session_id = k.session_id AND p.entry_id = t.id)"
+_LEAF_SEQ: Final = "(SELECT f.seq FROM entries f WHERE f.session_id = k.session_id AND f.id = k.leaf_entry_id)"
+_QUIET_SINCE: Final = "(SELECT q.quiet_since FROM sources q WHERE q.id = k.source_id)"
 _KEY_NAMES: Final = (
     "session_id",
     "submission_id",
@@ -112,30 +114,29 @@ _KEY_NAMES: Final = (
     "leaf_entry_id",
     "source_id",
 )
+_JSON_KEYS: Final = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(_KEY_NAMES))
+# Each table is asked for one row at a time (LIMIT keeps it so): a batch is few rows, and a planner that expects them to
+# be many reads whole tables instead, as long as these are small. The clock is read as each row comes out, which is
+# after its attempt was locked, so that the latest of them is after all locks.
 _PG_AROUND: Final = (
-    "WITH k AS MATERIALIZED (SELECT * FROM unnest("
-    + ", ".join(f"CAST(%({name})s AS text[])" for name in _KEY_NAMES)
-    + f") AS k({', '.join(_KEY_NAMES)})), c AS MATERIALIZED (SELECT a.* FROM k JOIN attempts a"
-    " ON a.session_id = k.session_id AND a.attempt_id = k.current_attempt_id {lock}) "
-    + _AROUND.format(
-        input_columns="i.id, i.seq",
-        # Read as each row comes out, which is after its attempt was locked.
-        clock="clock_timestamp()",
-        keys="k",
-        current="c",
-        input_join=f"LEFT JOIN LATERAL (SELECT i.id, i.seq FROM entries i WHERE {_INPUT_WHERE}"
-        " ORDER BY i.seq DESC LIMIT 1) i ON true",
-    ).replace("LEFT JOIN c c", "LEFT JOIN c")
+    f"SELECT k.session_id, k.submission_id, {_attempt_columns('c')}, {_attempt_columns('l')}, {_LAST_BEGUN_END},"
+    f" t.id, CASE WHEN t.id IS NOT NULL THEN {_PAYLOAD} END, i.id, i.seq, {_LEAF_SEQ},"
+    f" CASE WHEN k.source_id IS NOT NULL THEN {_QUIET_SINCE} END, clock_timestamp()"
+    f" FROM unnest({', '.join(f'CAST(%({name})s AS text[])' for name in _KEY_NAMES)}) AS k({', '.join(_KEY_NAMES)})"
+    f" LEFT JOIN LATERAL (SELECT * FROM attempts c WHERE {_CURRENT_WHERE} LIMIT 1 {{lock}}) c ON true"
+    f" LEFT JOIN LATERAL (SELECT * FROM attempts l WHERE {_LAST_WHERE} LIMIT 1) l ON true"
+    f" LEFT JOIN LATERAL (SELECT t.id FROM entries t WHERE {_SETTLEMENT_WHERE} LIMIT 1) t ON true"
+    f" LEFT JOIN LATERAL (SELECT i.id, i.seq FROM entries i WHERE {_INPUT_WHERE} ORDER BY i.seq DESC LIMIT 1) i ON true"
 )
-_SQLITE_AROUND: Final = _AROUND.format(
-    input_columns="i.id, i.seq",
-    clock="NULL",
-    keys="(SELECT "
-    + ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(_KEY_NAMES))
-    + " FROM json_each(:keys)) AS k",
-    current="attempts",
-    input_join="LEFT JOIN entries i ON i.session_id = k.session_id AND i.seq ="
-    f" (SELECT max(i.seq) FROM entries i WHERE {_INPUT_WHERE})",
+_SQLITE_AROUND: Final = (
+    f"SELECT k.session_id, k.submission_id, {_attempt_columns('c')}, {_attempt_columns('l')}, {_LAST_BEGUN_END},"
+    f" t.id, CASE WHEN t.id IS NOT NULL THEN {_PAYLOAD} END, i.id, i.seq, {_LEAF_SEQ},"
+    f" CASE WHEN k.source_id IS NOT NULL THEN {_QUIET_SINCE} END, NULL"
+    f" FROM (SELECT {_JSON_KEYS} FROM json_each(:keys)) AS k"
+    f" LEFT JOIN attempts c ON {_CURRENT_WHERE} LEFT JOIN attempts l ON {_LAST_WHERE}"
+    f" LEFT JOIN entries t ON {_SETTLEMENT_WHERE}"
+    " LEFT JOIN entries i ON i.session_id = k.session_id AND i.seq ="
+    f" (SELECT max(i.seq) FROM entries i WHERE {_INPUT_WHERE})"
 )
 
 
@@ -160,7 +161,7 @@ def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) 
     ]
     around: dict[Key, Surroundings] = {}
     if is_postgresql(conn):
-        statement = _PG_AROUND.format(lock="FOR UPDATE OF a" if lock else "")
+        statement = _PG_AROUND.format(lock="FOR UPDATE" if lock else "")
         parameters: dict[str, Any] = {
             name: array_literal(column) for name, column in zip(_KEY_NAMES, zip(*keys, strict=True), strict=True)
         }

@@ -36,24 +36,38 @@ class Cursor:
 class DueRow(NamedTuple):
     """A submission with its session, as the columns are; ``x_`` are the session's. See `schema`.
 
-    A named tuple, as the rows beside it: of many columns, made once for every row of a pass.
+    A named tuple, as the rows beside it: of many columns, made once for every row of a pass. First what differs from
+    row to row; then the instants that mostly are none; from ``FIRST_OF_REST`` on, many rows have the same.
     """
 
     session_id: str
     submission_id: str
-    status: str
     revision: int
     reconcile_at: datetime | None
-    deadline_at: datetime | None
     current_attempt_id: str | None
     last_attempt_id: str | None
+    decision_count: int
+    decision_revision: int | None
+    decision_version: int | None
+    x_version: int
+    x_leaf_entry_id: str | None
+    x_last_seq: int
+    x_leaf_moved_version: int
+    x_source_id: str | None
+    sub_turns_spent: int
+    sub_turn_facts: int
+    fact_count: int
+    entity_hints: str | None
+    deadline_at: datetime | None
     abort_requested_at: datetime | None
     held_at: datetime | None
+    parked_until: datetime | None
+    unparked_at: datetime | None
+    x_leaf_moved_at: datetime | None
+    status: str
     held_reason: str | None
     hold_released_reason: str | None
-    parked_until: datetime | None
     pending_calls: str | None
-    unparked_at: datetime | None
     attempts_spent: int
     attempts_begun: int
     attempts_granted: int
@@ -62,24 +76,12 @@ class DueRow(NamedTuple):
     redispatches: int
     redispatches_granted: int
     releases: int
-    sub_turns_spent: int
-    sub_turn_facts: int
-    fact_count: int
-    entity_hints: str | None
     limits: str | None
     decision_action: str | None
     decision_reason: str | None
     decision_detail: str | None
-    decision_revision: int | None
-    decision_version: int | None
     x_origin: str
-    x_version: int
-    x_leaf_entry_id: str | None
     x_leaf_known_empty: bool
-    x_last_seq: int
-    x_leaf_moved_at: datetime | None
-    x_leaf_moved_version: int
-    x_source_id: str | None
     # What can't be read of it, in words; the value reads as None then.
     fault: str | None = None
 
@@ -89,6 +91,8 @@ class DueRow(NamedTuple):
         return self.session_id, self.submission_id
 
 
+FIRST_OF_INSTANTS: Final = DueRow._fields.index("deadline_at")
+FIRST_OF_REST: Final = DueRow._fields.index("status")
 _ROW_COLUMNS: Final = tuple(name for name in DueRow._fields if name != "fault")
 _SELECTED: Final = ", ".join(
     f"x.{name[2:]} AS {name}"

@@ -8,7 +8,7 @@ other branches that lie between are met on the way. Knows nothing of decisions.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -78,7 +78,7 @@ class PathRead:
     rows_read: int = 0
     plain: set[str] = field(default_factory=set)
     error: LimitExceeded | None = None
-    # Where the turn has one. The walk is not begun where the caller said that it knows the shape.
+    # Where the turn has a shape.
     turn: ShapedTurn | None = None
     # While it is under way: the highest seq not read yet, and the lowest one that is asked for.
     _upper: int = 0
@@ -133,11 +133,13 @@ _COLUMNS: Final = ", ".join(f"e.{name}" for name in (*_IDS, *_REST))
 _FIRST_OF_REST: Final = 1 + len(_IDS)
 
 # The number of the request, then the entry: a number costs less to carry than two ids. Bounded by the range of seq, not
-# by a count: the range has no more entries than numbers, and needs neither LATERAL nor an order.
+# by a count: the range has no more entries than numbers, and needs no order. OFFSET 0 keeps the planner from reading
+# the table whole while it is small.
 _PG_PIECES: Final = (
     f"SELECT k.n, {_COLUMNS} FROM unnest(CAST(%(n)s AS int[]), CAST(%(sessions)s AS text[]),"
     " CAST(%(lower)s AS bigint[]), CAST(%(upper)s AS bigint[])) AS k(n, session_id, lower, upper)"
-    " JOIN entries e ON e.session_id = k.session_id AND e.seq BETWEEN k.lower AND k.upper"
+    " CROSS JOIN LATERAL (SELECT * FROM entries e WHERE e.session_id = k.session_id"
+    " AND e.seq BETWEEN k.lower AND k.upper OFFSET 0) e"
 )
 _SQLITE_PIECES: Final = (
     f"SELECT k.n, {_COLUMNS} FROM (SELECT json_extract(value, '$[0]') AS n, json_extract(value, '$[1]') AS session_id,"
@@ -198,69 +200,91 @@ _parse: Final = json.JSONDecoder().raw_decode
 
 def _shaped(request: PathRequest, rows: Sequence[Sequence[Any]]) -> ShapedTurn | None:
     """Return the turn's shape; None where it is no plain chain from the input to the leaf."""
-    mine, asked = request.submission_id, request.asked_attempt_id
-    entry_ids: list[str] = []
-    calls: dict[str, int] = {}
-    parts: list[object] = []
-    before = None
-    for row in rows:
-        _, _, entry_id, parent_id, submission_id, attempt_id, call_ids, call_id = row[:_FIRST_OF_REST]
-        if before is not None and parent_id != before:
-            return None
-        before = entry_id
-        entry_ids.append(entry_id)
-        made = answered = None
-        if call_ids is not None:
-            made = tuple([calls.setdefault(call, len(calls)) for call in _parse(call_ids)[0]])
-        if call_id is not None:
-            answered = calls.setdefault(call_id, len(calls))
-        parts.append(
-            (
-                None if submission_id is None else submission_id == mine,
-                attempt_id == asked,
-                made,
-                answered,
-                row[_FIRST_OF_REST:],
-            )
-        )
-    if before is None or before != request.leaf_entry_id:
+    if not rows:
         return None
-    # Without entries newer than the leaf there is nothing beside the path (R7), without a parent nothing above (R2).
-    beside, above = request.last_seq != request.leaf_seq, rows[0][3] is not None
-    return ShapedTurn((request.is_mirrored, asked is None, beside, above, *parts), entry_ids, list(calls))
+    # By column: what is equal in most turns is compared without a step of the interpreter for each entry.
+    _, _, entry_ids, parents, submission_ids, attempt_ids, made, answered, *rest = zip(*rows, strict=True)
+    if entry_ids[-1] != request.leaf_entry_id or parents[1:] != entry_ids[:-1]:
+        return None
+    mine, asked = request.submission_id, request.asked_attempt_id
+    calls: dict[str, int] = {}
+    placed: object = None
+    if made.count(None) != len(made) or answered.count(None) != len(answered):
+        placed = tuple(
+            [
+                (None if call_id is None else calls.setdefault(call_id, len(calls)))
+                if call_ids is None
+                else _placed(call_ids, call_id, calls)
+                for call_ids, call_id in zip(made, answered, strict=True)
+            ]
+        )
+    shape = (
+        request.is_mirrored,
+        asked is None,
+        # Without entries newer than the leaf nothing is beside the path (R7), without a parent nothing above it (R2).
+        request.last_seq != request.leaf_seq,
+        parents[0] is not None,
+        submission_ids.count(mine) == len(submission_ids)
+        or tuple([None if name is None else name == mine for name in submission_ids]),
+        tuple([name == asked for name in attempt_ids]),
+        placed,
+        *rest,
+    )
+    return ShapedTurn(shape, entry_ids, tuple(calls))
+
+
+def _placed(call_ids: str, call_id: str | None, calls: dict[str, int]) -> tuple[object, ...]:
+    """Return the places of the calls that an entry makes, and of the one that it answers where it does that too."""
+    texts = call_ids[2:-2].split('","')
+    # As this program writes it: nothing escaped, no blanks, at least one call. All else is parsed.
+    if "\\" in call_ids or call_ids.count('"') != 2 * len(texts):
+        texts = _parse(call_ids)[0]
+    made = tuple([calls.setdefault(text, len(calls)) for text in texts])
+    return made if call_id is None else (made, calls.setdefault(call_id, len(calls)))
 
 
 # --- from the leaf upwards -------------------------------------------------------------------------------------------
 
 
 def read_paths(
-    conn: Connection, requests: Sequence[PathRequest], *, piece: int, entries_max: int, known: Container[Shape] = ()
+    conn: Connection,
+    requests: Sequence[PathRequest],
+    *,
+    piece: int,
+    entries_max: int,
+    known: Callable[[int, ShapedTurn, int], bool] | None = None,
 ) -> Iterator[PathRead]:
     """Yield a walk for each request, in no certain order, reading in pieces until each input is met.
 
     The first *piece* entries from every leaf are read by one statement. Where the input is not among them, larger
     pieces follow, for few walks at a time, so that what is held stays bounded: take each walk and drop it. A path of
-    more than *entries_max* entries is given up, with an ``error``. A turn that has a shape says so (``turn``); one
-    whose shape is among *known* is not walked.
+    more than *entries_max* entries is given up, with an ``error``. A turn that has a shape says so (``turn``); *known*
+    is asked about it first, with the request's number and the rows read: where it says yes, nothing is yielded.
     """
     under_way: list[PathRead] = []
     starting = []
-    for request in requests:
-        read = _start(request)
-        # The walk itself is begun where it is needed.
-        if request.leaf_seq is not None or read.under_way:
-            starting.append(read)
-        else:
-            yield read
-    ranges = _ranges(starting, piece, entries_max)
-    for read, (lower, upper), rows in zip(starting, ranges, _pieces(conn, starting, ranges), strict=True):
-        if lower == read.request.input_seq and len(rows) == upper - lower + 1:
-            rows.sort(key=_SEQ_OF)
-            read.turn = _shaped(read.request, rows)
-            if read.turn is not None and read.turn.shape in known:
-                read.rows_read = len(rows)
+    for number, request in enumerate(requests):
+        if request.leaf_seq is None:
+            read = _start(request)
+            # The walk itself is begun where it is needed.
+            if not read.under_way:
                 yield read
                 continue
+            starting.append((number, request, read._floor, read._upper))
+        else:
+            starting.append((number, request, _floor(request), request.leaf_seq))
+    size = min(piece, entries_max)
+    ranges = [(max(floor, upper - size + 1), upper) for _, _, floor, upper in starting]
+    found = _pieces(conn, [request.session_id for _, request, _, _ in starting], ranges)
+    for (number, request, _, _), (lower, upper), rows in zip(starting, ranges, found, strict=True):
+        turn = None
+        if lower == request.input_seq and len(rows) == upper - lower + 1:
+            rows.sort(key=_SEQ_OF)
+            turn = _shaped(request, rows)
+            if turn is not None and known is not None and known(number, turn, len(rows)):
+                continue
+        read = _start(request)
+        read.turn = turn
         _feed(read, rows, lower, entries_max)
         if read.under_way:
             under_way.append(read)
@@ -282,11 +306,16 @@ def _start(request: PathRequest) -> PathRead:
             read.complete = False
     else:
         read._upper = request.leaf_seq
-        # The newest input is mostly the one on the path: nothing below it is read then. One above the leaf is on
-        # another branch.
-        below = request.input_seq is not None and request.input_seq <= request.leaf_seq
-        read._floor = request.input_seq if below and request.input_seq is not None else 1
+        read._floor = _floor(request)
     return read
+
+
+def _floor(request: PathRequest) -> int:
+    # The newest input is mostly the one on the path: nothing below it is read then. One above the leaf is on another
+    # branch.
+    if request.input_seq is None or request.leaf_seq is None or request.input_seq > request.leaf_seq:
+        return 1
+    return request.input_seq
 
 
 def _groups(under_way: Sequence[PathRead]) -> Iterator[list[PathRead]]:
@@ -314,21 +343,21 @@ def _ranges(reads: Sequence[PathRead], size: int, entries_max: int) -> list[tupl
 
 def _read_pieces(conn: Connection, reads: Sequence[PathRead], size: int, entries_max: int) -> None:
     ranges = _ranges(reads, size, entries_max)
-    for read, (lower, _), rows in zip(reads, ranges, _pieces(conn, reads, ranges), strict=True):
+    found = _pieces(conn, [read.request.session_id for read in reads], ranges)
+    for read, (lower, _), rows in zip(reads, ranges, found, strict=True):
         _feed(read, rows, lower, entries_max)
 
 
-def _pieces(conn: Connection, reads: Sequence[PathRead], ranges: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    found: list[list[Any]] = [[] for _ in reads]
-    if not reads:
+def _pieces(conn: Connection, sessions: Sequence[str], ranges: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    found: list[list[Any]] = [[] for _ in sessions]
+    if not sessions:
         return found
-    sessions = [read.request.session_id for read in reads]
     if is_postgresql(conn):
         rows = fetch_tuples(
             conn,
             _PG_PIECES,
             {
-                "n": array_literal(range(len(reads))),
+                "n": array_literal(range(len(sessions))),
                 "sessions": array_literal(sessions),
                 "lower": array_literal([lower for lower, _ in ranges]),
                 "upper": array_literal([upper for _, upper in ranges]),

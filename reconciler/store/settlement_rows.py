@@ -16,39 +16,25 @@ HOLD_CLEAR: Final = "clear"
 HOLD_KEEP: Final = "keep"
 
 
-class DecisionRow(NamedTuple):
-    """One decision: the guard, what the submission becomes, and what the decision's own row says.
+class Kind(NamedTuple):
+    """What a decision shares with others of its batch: all that names neither a submission nor an instant.
 
-    ``added`` counts its new entries, ``last_number`` the last of them within the session and the call; both are 0 where
-    none is added.
+    After an outage thousands of decisions are of a few kinds. Each kind travels once, and the rows name it.
     """
 
-    session_id: str
-    submission_id: str
-    guard_version: int
-    guard_revision: int
-    guard_attempt: str | None
-    guard_lease: datetime | None
     status: str
     hold: str
     held_reason: str | None
-    not_before: datetime | None
-    reconcile_at: datetime | None
-    plan: str | None
     uses_unpark: bool
     crashes_in_row: int | None
     provider_errors: int | None
     outcome: str | None
     outcome_reason: str | None
     outcome_detail: str | None
-    answer_entry_id: str | None
-    settlement_entry_id: str | None
     recovered: bool | None
-    error: str | None
-    added: int
-    last_number: int
-    new_leaf: str | None
-    pass_id: str | None
+    # It writes a settlement entry of its own, with the deterministic id; and whether that becomes the leaf.
+    settles: bool
+    becomes_leaf: bool
     decided_by: str | None
     action: str
     advice: str | None
@@ -57,15 +43,47 @@ class DecisionRow(NamedTuple):
     state: str | None
     detail: str | None
     decision_outcome: str | None
-    attempt_id: str | None
     attempt_end: str | None
+    # How the current attempt ends; None where there is none, or where an AttemptRow says it.
+    end_kind: str | None
+
+
+class DecisionRow(NamedTuple):
+    """One decision: its kind, the guard, and what is its own.
+
+    ``added`` counts its new entries, ``last_number`` the last of them within the session and the call; both are 0 where
+    none is added. ``parent_id`` and ``payload`` are those of its settlement entry, ``settlement_entry_id`` is the entry
+    that is adopted. ``attempt_id`` is the attempt it is about, where that isn't the current one.
+    """
+
+    kind: Kind
+    session_id: str
+    submission_id: str
+    guard_version: int
+    guard_revision: int
+    guard_attempt: str | None
+    guard_lease: datetime | None
+    added: int
+    last_number: int
+    parent_id: str | None
+    payload: str | None
+    answer_entry_id: str | None
+    settlement_entry_id: str | None
+    attempt_id: str | None
+    not_before: datetime | None
+    reconcile_at: datetime | None
+    plan: str | None
+    error: str | None
     evidence: str | None
     inspection: str | None
     note: str | None
+    # As inspected, where the caller knows: the guard vouches for both.
+    last_seq: int | None = None
+    decision_count: int | None = None
 
 
 class EntryRow(NamedTuple):
-    """A marker or a settlement entry. ``number`` counts from 1 within the session and the call."""
+    """A marker below which a settlement entry hangs. ``number`` counts from 1 within the session and the call."""
 
     session_id: str
     submission_id: str
@@ -80,7 +98,7 @@ class EntryRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """What happens to an attempt: it ends (``end_kind``), or its provider error is counted, or both."""
+    """What happens to an attempt beside what the kind says: it ends (``end_kind``), its provider error is counted."""
 
     session_id: str
     submission_id: str
@@ -102,8 +120,9 @@ class PushRow(NamedTuple):
 
 @dataclass(slots=True)
 class Rows:
-    """All rows of one call."""
+    """All rows of one call. ``pass_id`` stands with every decision."""
 
+    pass_id: str | None = None
     decisions: list[DecisionRow] = field(default_factory=list)
     entries: list[EntryRow] = field(default_factory=list)
     attempts: list[AttemptRow] = field(default_factory=list)

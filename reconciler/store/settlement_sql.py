@@ -11,18 +11,21 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from itertools import compress, repeat
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from sqlalchemy.engine import Connection
 
+from reconciler.core.model import KIND_SUBMISSION_SETTLED, SETTLEMENT_ID_PREFIX
+from reconciler.errors import StoreConflict
 from reconciler.store.dialect import array_literal as array_literal
 from reconciler.store.dialect import fetch_tuples, is_postgresql
-from reconciler.store.settlement_rows import AttemptRow, DecisionRow, EntryRow, PushRow, Rows
+from reconciler.store.settlement_rows import AttemptRow, DecisionRow, EntryRow, Kind, PushRow, Rows
 from reconciler.store.types import utc_text
 
 # --- what a submission becomes ---------------------------------------------------------------------------------------
 
-# ``{}`` stands before a name of DecisionRow: "g." on PostgreSQL, ":" on SQLite. NOW is the database's clock.
+# ``{}`` stands before a name of DecisionRow or Kind: "g." on PostgreSQL, ":" on SQLite. NOW is the database's clock.
 _SET: Final = """
   status = {}status,
   revision = s.revision + 1,
@@ -51,11 +54,20 @@ _SET: Final = """
   outcome_reason = {}outcome_reason,
   outcome_detail = {}outcome_detail,
   answer_entry_id = {}answer_entry_id,
-  settlement_entry_id = {}settlement_entry_id,
+  settlement_entry_id = CASE WHEN {}settles THEN ENTRY ELSE {}settlement_entry_id END,
   recovered = {}recovered,
   error = {}error,
   settled_at = CASE WHEN {}status = 'settled' THEN NOW END
 """
+
+# The deterministic id of a submission's settlement entry stands before its id.
+_ENTRY_ID: Final = f"'{SETTLEMENT_ID_PREFIX}' || "
+
+
+def _set(prefix: str, now: str) -> str:
+    text = _SET.replace("ENTRY", f"{_ENTRY_ID}{{}}submission_id")
+    return text.replace("{}", prefix).replace("NOW", now)
+
 
 _PG_TYPES: Final[Mapping[Any, str]] = {
     str: "text",
@@ -65,66 +77,95 @@ _PG_TYPES: Final[Mapping[Any, str]] = {
     bool: "boolean",
     bool | None: "boolean",
     datetime | None: "timestamptz",
+    # A kind travels as its number.
+    Kind: "int",
 }
+# What the inspection saw beside the guard: PostgreSQL reads it anew with the guard.
+_SEEN: Final = frozenset({"last_seq", "decision_count"})
 
 
-def _unnest(prefix: str, row_type: type[Any]) -> str:
+def _unnest(prefix: str, row_type: type[Any], more: str = "") -> str:
     """Return ``unnest(...)`` over one array parameter per field of *row_type*, as a table named *prefix*."""
-    names = [(name, _PG_TYPES[hint]) for name, hint in get_type_hints(row_type).items()]
+    names = [(name, _PG_TYPES[hint]) for name, hint in get_type_hints(row_type).items() if name not in _SEEN]
     arrays = ", ".join(f"CAST(%({prefix}_{name})s AS {type_}[])" for name, type_ in names)
-    return f"SELECT * FROM unnest({arrays}) AS {prefix}({', '.join(name for name, _ in names)})"
+    columns = ", ".join([name for name, _ in names] + more.split())
+    return f"SELECT * FROM unnest({arrays}) {'WITH ORDINALITY ' if more else ''}AS {prefix}({columns})"
 
 
 def _arrays(prefix: str, row_type: type[Any], rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-    names = [f"{prefix}_{name}" for name in row_type._fields]
-    if not rows:
-        return dict.fromkeys(names, "{}")
-    return {name: array_literal(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    names = [None if name in _SEEN else f"{prefix}_{name}" for name in row_type._fields]
+    columns = zip(*rows, strict=True) if rows else repeat((), len(names))
+    return {name: _array(column) for name, column in zip(names, columns, strict=True) if name is not None}
+
+
+def _array(column: Sequence[object]) -> str:
+    # An array that is too short is filled up with nulls: a column that holds nothing needs no elements. (One of them
+    # has to be of full length: the keys are.)
+    return "{}" if column.count(None) == len(column) else array_literal(column)
+
+
+def _columns_of(row_type: type[Any], alias: str, *but: str) -> str:
+    return ", ".join(f"{alias}.{name}" for name in row_type._fields if name not in _SEEN and name not in but)
 
 
 @cache
 def _postgresql_statement() -> str:
     # Everything is driven by what ``sub`` returns: a row that lost the guard writes nothing anywhere. The parts see one
-    # snapshot, taken after the caller's locks, so the guard compares what is true now.
+    # snapshot, taken after the caller's locks, so the guard compares what is true now. What ``sub`` returns is the
+    # whole decision, so that nothing is joined again. The sessions and attempts of the guard are looked up one by one
+    # (LIMIT keeps the planner from reading them whole while the tables are small), and the condition on what was
+    # looked up lets it expect few rows, so that everything behind goes by index too. "Unsettled" is asked by
+    # ``settled_at``, not by the status: the partial index of unsettled rows would be walked for each.
     return f"""
 WITH w AS MATERIALIZED ({_unnest("w", DecisionRow)}),
+k AS MATERIALIZED ({_unnest("k", Kind, "n")}),
 m AS MATERIALIZED ({_unnest("m", EntryRow)}),
 t AS MATERIALIZED ({_unnest("t", AttemptRow)}),
 p AS MATERIALIZED ({_unnest("p", PushRow)}),
 g AS MATERIALIZED (
-  SELECT w.*, x.last_seq
+  SELECT {_columns_of(DecisionRow, "w", "kind")}, {_columns_of(Kind, "k")}, x.last_seq
   FROM w
-  JOIN sessions x ON x.id = w.session_id AND x.version = w.guard_version
-  LEFT JOIN attempts a ON a.session_id = w.session_id AND a.attempt_id = w.guard_attempt
-  WHERE w.guard_lease IS NULL OR a.lease_expires_at = w.guard_lease
+  JOIN k ON k.n = w.kind
+  CROSS JOIN LATERAL (SELECT version, last_seq FROM sessions WHERE id = w.session_id LIMIT 1) x
+  LEFT JOIN LATERAL (
+    SELECT lease_expires_at FROM attempts
+    WHERE session_id = w.session_id AND attempt_id = w.guard_attempt AND w.guard_lease IS NOT NULL LIMIT 1
+  ) a ON true
+  WHERE x.version = w.guard_version AND (w.guard_lease IS NULL OR a.lease_expires_at = w.guard_lease)
 ),
 sub AS (
-  UPDATE submissions s SET {_SET.replace("{}", "g.").replace("NOW", "%(now)s::timestamptz")}
+  UPDATE submissions s SET {_set("g.", "%(now)s::timestamptz")}
   FROM g
-  WHERE s.session_id = g.session_id AND s.id = g.submission_id AND s.status <> 'settled'
+  WHERE s.session_id = g.session_id AND s.id = g.submission_id AND s.settled_at IS NULL
     AND s.revision = g.guard_revision AND s.current_attempt_id IS NOT DISTINCT FROM g.guard_attempt
-  RETURNING s.session_id, s.id AS submission_id, s.decision_count, s.revision, g.last_seq
+  RETURNING s.decision_count, s.revision AS new_revision, g.*
 ),
 ses AS (
   UPDATE sessions x SET
     version = x.version + n.added, last_seq = x.last_seq + n.last_number,
     leaf_entry_id = COALESCE(n.new_leaf, x.leaf_entry_id), updated_at = %(now)s::timestamptz
   FROM (
-    SELECT w.session_id, sum(w.added) AS added, max(w.last_number) AS last_number, max(w.new_leaf) AS new_leaf
-    FROM sub JOIN w ON w.session_id = sub.session_id AND w.submission_id = sub.submission_id
-    WHERE w.added > 0 GROUP BY w.session_id
+    SELECT session_id, sum(added) AS added, max(last_number) AS last_number,
+      max(CASE WHEN becomes_leaf THEN {_ENTRY_ID}submission_id END) AS new_leaf
+    FROM sub WHERE added > 0 GROUP BY session_id
   ) n
   WHERE x.id = n.session_id
 ),
 ent AS (
   INSERT INTO entries (session_id, seq, id, parent_id, kind, role, submission_id, tool_call_id, content,
     is_synthetic, write_ahead, created_at)
+  SELECT session_id, last_seq + last_number, {_ENTRY_ID}submission_id, parent_id, '{KIND_SUBMISSION_SETTLED}', NULL,
+    submission_id, NULL, 'none', true, true, %(now)s::timestamptz
+  FROM sub WHERE settles
+  UNION ALL
   SELECT m.session_id, sub.last_seq + m.number, m.id, m.parent_id, m.kind, m.role, m.submission_id, m.tool_call_id,
     m.content, true, true, %(now)s::timestamptz
   FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id
 ),
 pay AS (
   INSERT INTO entry_payloads (session_id, entry_id, payload)
+  SELECT session_id, {_ENTRY_ID}submission_id, payload FROM sub WHERE settles
+  UNION ALL
   SELECT m.session_id, m.id, m.payload
   FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id
 ),
@@ -134,22 +175,28 @@ att AS (
     end_kind = COALESCE(t.end_kind, a.end_kind), end_reason = COALESCE(t.end_reason, a.end_reason),
     end_digest = COALESCE(t.end_digest, a.end_digest),
     provider_error_counted = a.provider_error_counted OR t.counted
-  FROM t JOIN sub ON sub.session_id = t.session_id AND sub.submission_id = t.submission_id
+  FROM (
+    SELECT session_id, guard_attempt AS attempt_id, end_kind, NULL AS end_reason, NULL AS end_digest, false AS counted
+    FROM sub WHERE end_kind IS NOT NULL
+    UNION ALL
+    SELECT t.session_id, t.attempt_id, t.end_kind, t.end_reason, t.end_digest, t.counted
+    FROM t JOIN sub ON sub.session_id = t.session_id AND sub.submission_id = t.submission_id
+  ) t
   WHERE a.session_id = t.session_id AND a.attempt_id = t.attempt_id
 ),
 dec AS (
   INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, decided_by, action, advice, reason,
     gate, state, detail, outcome, attempt_id, attempt_end, evidence, inspection, plan, not_before, reconcile_at,
     session_version, revision, note)
-  SELECT w.session_id, w.submission_id, sub.decision_count, %(now)s::timestamptz, w.pass_id, w.decided_by, w.action,
-    w.advice, w.reason, w.gate, w.state, w.detail, w.decision_outcome, w.attempt_id, w.attempt_end, w.evidence,
-    w.inspection, w.plan, w.not_before, w.reconcile_at, w.guard_version, sub.revision, w.note
-  FROM sub JOIN w ON w.session_id = sub.session_id AND w.submission_id = sub.submission_id
+  SELECT session_id, submission_id, decision_count, %(now)s::timestamptz, %(pass_id)s::text, decided_by, action,
+    advice, reason, gate, state, detail, decision_outcome, COALESCE(guard_attempt, attempt_id), attempt_end, evidence,
+    inspection, plan, not_before, reconcile_at, guard_version, new_revision, note
+  FROM sub
 ),
 psh AS (
   UPDATE submissions s SET reconcile_at = p.reconcile_at
   FROM p
-  WHERE s.session_id = p.session_id AND s.id = p.submission_id AND s.revision = p.revision AND s.status <> 'settled'
+  WHERE s.session_id = p.session_id AND s.id = p.submission_id AND s.revision = p.revision AND s.settled_at IS NULL
 )
 SELECT session_id, submission_id FROM sub
 """
@@ -157,8 +204,11 @@ SELECT session_id, submission_id FROM sub
 
 def write_postgresql(conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: datetime) -> set[tuple[str, str]]:
     """Write everything in one statement; return the keys of the submissions that landed."""
-    parameters: dict[str, Any] = {"now": now}
-    parameters |= _arrays("w", DecisionRow, rows.decisions)
+    parameters: dict[str, Any] = {"now": now, "pass_id": rows.pass_id}
+    kinds = {id(row.kind): row.kind for row in rows.decisions}
+    numbers = {name: number for number, name in enumerate(kinds, start=1)}
+    parameters |= _arrays("k", Kind, list(kinds.values()))
+    parameters |= _arrays("w", DecisionRow, [(numbers[id(row[0])], *row[1:]) for row in rows.decisions])
     parameters |= _arrays("m", EntryRow, rows.entries)
     parameters |= _arrays("t", AttemptRow, rows.attempts)
     parameters |= _arrays("p", PushRow, pushes)
@@ -218,23 +268,17 @@ _NAME: Final = re.compile(r":([a-z_]+)")
 class _Statement:
     """A statement over the fields of one kind of row and the columns beside them, ``:now`` among these, by number."""
 
-    def __init__(self, row_type: type[Any], text: str, *more: str) -> None:
-        used = set(_NAME.findall(text))
-        self._names = tuple(name for name in (*row_type._fields, "now", *more) if name in used)
+    def __init__(self, text: str) -> None:
+        self._names = tuple(dict.fromkeys(_NAME.findall(text)))
         numbers = {name: f"?{number}" for number, name in enumerate(self._names, start=1)}
-        self.text = _NAME.sub(lambda found: numbers[found[1]], text)
+        self._text = _NAME.sub(lambda found: numbers[found[1]], text)
 
-    def values(self, columns: Mapping[str, Sequence[object]]) -> list[tuple[object, ...]]:
-        """Return the parameters of each row, of columns by name."""
-        return list(zip(*(columns[name] for name in self._names), strict=True))
-
-
-def _columns(row_type: type[Any], rows: Sequence[tuple[Any, ...]], stamp: str) -> dict[str, Sequence[object]]:
-    columns: dict[str, Sequence[object]] = dict(zip(row_type._fields, zip(*rows, strict=True), strict=True))
-    for name in _INSTANTS[row_type]:
-        columns[name] = [None if value is None else utc_text(value) for value in columns[name]]  # type: ignore[arg-type]
-    columns["now"] = [stamp] * len(rows)
-    return columns
+    def run(self, conn: Connection, columns: Mapping[str, Sequence[object]]) -> int:
+        """Run it for each row of *columns*, by name; return how many rows of the table it changed."""
+        rows = list(zip(*(columns[name] for name in self._names), strict=True))
+        # Not thrown away: whether each row landed is read from it.
+        result = conn.exec_driver_sql(self._text, rows, execution_options={"preserve_rowcount": True})
+        return int(result.rowcount)
 
 
 _INSTANTS: Final = {
@@ -243,83 +287,156 @@ _INSTANTS: Final = {
 }
 
 
+def _columns(row_type: type[Any], rows: Sequence[tuple[Any, ...]], stamp: str) -> dict[str, Sequence[object]]:
+    columns: dict[str, Sequence[object]] = dict(zip(row_type._fields, zip(*rows, strict=True), strict=True))
+    for name in _INSTANTS[row_type]:
+        column = columns[name]
+        if column.count(None) != len(column):
+            columns[name] = [None if value is None else utc_text(value) for value in column]  # type: ignore[arg-type]
+    columns["now"] = [stamp] * len(rows)
+    return columns
+
+
+def _decision_columns(rows: Rows, stamp: str) -> dict[str, Sequence[object]]:
+    columns = _columns(DecisionRow, rows.decisions, stamp)
+    columns |= zip(Kind._fields, zip(*columns.pop("kind"), strict=True), strict=True)
+    columns["pass_id"] = [rows.pass_id] * len(rows.decisions)
+    return columns
+
+
 _SUBMISSION_SQLITE: Final = _Statement(
-    DecisionRow,
-    f"UPDATE submissions AS s SET {_SET.replace('{}', ':').replace('NOW', ':now')}"
-    " WHERE s.session_id = :session_id AND s.id = :submission_id AND s.revision = :guard_revision",
+    f"UPDATE submissions AS s SET {_set(':', ':now')}"
+    " WHERE s.session_id = :session_id AND s.id = :submission_id AND s.revision = :guard_revision"
+    " AND s.settled_at IS NULL AND s.current_attempt_id IS :guard_attempt"
+    " AND EXISTS (SELECT 1 FROM sessions x WHERE x.id = :session_id AND x.version = :guard_version)"
+    " AND (:guard_lease IS NULL OR EXISTS (SELECT 1 FROM attempts a WHERE a.session_id = :session_id"
+    " AND a.attempt_id = :guard_attempt AND a.lease_expires_at = :guard_lease))",
 )
-_SESSION_SQLITE: Final = (
-    "UPDATE sessions SET version = version + ?, last_seq = last_seq + ?, leaf_entry_id = COALESCE(?, leaf_entry_id),"
-    " updated_at = ? WHERE id = ?"
+_SESSION_SQLITE: Final = _Statement(
+    "UPDATE sessions SET version = version + :added, last_seq = last_seq + :last_number,"
+    " leaf_entry_id = COALESCE(:new_leaf, leaf_entry_id), updated_at = :now WHERE id = :session_id"
+)
+_SETTLEMENT_SQLITE: Final = _Statement(
+    "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
+    f" created_at) VALUES (:session_id, :last_seq + :last_number, {_ENTRY_ID}:submission_id, :parent_id,"
+    f" '{KIND_SUBMISSION_SETTLED}', :submission_id, 'none', 1, 1, :now)"
+)
+_SETTLEMENT_PAYLOAD_SQLITE: Final = _Statement(
+    "INSERT INTO entry_payloads (session_id, entry_id, payload)"
+    f" VALUES (:session_id, {_ENTRY_ID}:submission_id, :payload)"
 )
 _ENTRY_SQLITE: Final = _Statement(
-    EntryRow,
     "INSERT INTO entries (session_id, seq, id, parent_id, kind, role, submission_id, tool_call_id, content,"
-    " is_synthetic, write_ahead, created_at) VALUES (:session_id, :seq, :id, :parent_id, :kind, :role, :submission_id,"
-    " :tool_call_id, :content, 1, 1, :now)",
-    "seq",
+    " is_synthetic, write_ahead, created_at) VALUES (:session_id, :last_seq + :number, :id, :parent_id, :kind, :role,"
+    " :submission_id, :tool_call_id, :content, 1, 1, :now)"
 )
 _PAYLOAD_SQLITE: Final = _Statement(
-    EntryRow, "INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (:session_id, :id, :payload)"
+    "INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (:session_id, :id, :payload)"
+)
+_END_SQLITE: Final = _Statement(
+    "UPDATE attempts SET ended_at = :now, end_kind = :end_kind"
+    " WHERE session_id = :session_id AND attempt_id = :guard_attempt"
 )
 _ATTEMPT_SQLITE: Final = _Statement(
-    AttemptRow,
     "UPDATE attempts SET ended_at = CASE WHEN :end_kind IS NULL THEN ended_at ELSE :now END,"
     " end_kind = COALESCE(:end_kind, end_kind), end_reason = COALESCE(:end_reason, end_reason),"
     " end_digest = COALESCE(:end_digest, end_digest),"
     " provider_error_counted = MAX(provider_error_counted, :counted)"
-    " WHERE session_id = :session_id AND attempt_id = :attempt_id",
+    " WHERE session_id = :session_id AND attempt_id = :attempt_id"
 )
 _DECISION_SQLITE: Final = _Statement(
-    DecisionRow,
     "INSERT INTO decisions (session_id, submission_id, number, decided_at, pass_id, decided_by, action, advice, reason,"
     " gate, state, detail, outcome, attempt_id, attempt_end, evidence, inspection, plan, not_before, reconcile_at,"
-    " session_version, revision, note) VALUES (:session_id, :submission_id, :number, :now, :pass_id, :decided_by,"
-    " :action, :advice, :reason, :gate, :state, :detail, :decision_outcome, :attempt_id, :attempt_end, :evidence,"
-    " :inspection, :plan, :not_before, :reconcile_at, :guard_version, :guard_revision + 1, :note)",
-    "number",
+    " session_version, revision, note) VALUES (:session_id, :submission_id, :decision_count + 1, :now, :pass_id,"
+    " :decided_by, :action, :advice, :reason, :gate, :state, :detail, :decision_outcome,"
+    " COALESCE(:guard_attempt, :attempt_id), :attempt_end, :evidence, :inspection, :plan, :not_before, :reconcile_at,"
+    " :guard_version, :guard_revision + 1, :note)"
 )
 _PUSH_SQLITE: Final = _Statement(
-    PushRow,
     "UPDATE submissions SET reconcile_at = :reconcile_at"
-    " WHERE session_id = :session_id AND id = :submission_id AND revision = :revision AND status <> 'settled'",
+    " WHERE session_id = :session_id AND id = :submission_id AND revision = :revision AND status <> 'settled'"
 )
 
 
 def write_sqlite(conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: datetime) -> set[tuple[str, str]]:
     """Write everything with a constant number of statements; return the keys of the submissions that landed.
 
-    Differs on SQLite because it has no data-modifying CTE: the guard is read first, which is as good inside an
-    immediate transaction, and what lost it is left out.
+    Differs on SQLite because it has no data-modifying CTE. The guard is in the update of the submissions, and mostly
+    all land. Where one doesn't, what was written is taken back, and the guard is read for each: what lost it is left
+    out.
     """
-    keys = [(row.session_id, row.submission_id) for row in rows.decisions]
-    guards = {(row.session_id, row.submission_id): row for row in read_guards(conn, keys)} if keys else {}
-    landed = [row for key, row in zip(keys, rows.decisions, strict=True) if _lands(row, guards.get(key))]
-    found = {(row.session_id, row.submission_id) for row in landed}
     stamp = utc_text(now)
-    written = [row for row in rows.entries if (row.session_id, row.submission_id) in found]
-    touched = [row for row in rows.attempts if (row.session_id, row.submission_id) in found]
-    if landed:
-        columns = _columns(DecisionRow, landed, stamp)
-        columns["number"] = [guards[row.session_id, row.submission_id].decision_count + 1 for row in landed]
-        _many(conn, (_SUBMISSION_SQLITE, _DECISION_SQLITE), columns)
-    if sums := _session_values(landed, stamp):
-        conn.exec_driver_sql(_SESSION_SQLITE, sums)
-    if written:
-        columns = _columns(EntryRow, written, stamp)
-        columns["seq"] = [guards[row.session_id, row.submission_id].last_seq + row.number for row in written]
-        _many(conn, (_ENTRY_SQLITE, _PAYLOAD_SQLITE), columns)
-    if touched:
-        _many(conn, (_ATTEMPT_SQLITE,), _columns(AttemptRow, touched, stamp))
+    landed: set[tuple[str, str]] = set()
+    if rows.decisions:
+        if any(row.last_seq is None for row in rows.decisions) or not _write_all(conn, rows, stamp):
+            rows = _landing(conn, rows)
+            if rows.decisions and not _write_all(conn, rows, stamp):  # pragma: no cover - the transaction is immediate
+                raise StoreConflict("could not write decisions: what was read of their rows did not hold")
+        landed = {(row.session_id, row.submission_id) for row in rows.decisions}
     if pushes:
-        _many(conn, (_PUSH_SQLITE,), _columns(PushRow, pushes, stamp))
-    return found
+        _PUSH_SQLITE.run(conn, _columns(PushRow, pushes, stamp))
+    return landed
 
 
-def _lands(row: DecisionRow, guard: GuardRow | None) -> bool:
+def _write_all(conn: Connection, rows: Rows, stamp: str) -> bool:
+    """Write all of *rows*, or nothing where one of them is not the one that was inspected."""
+    columns = _decision_columns(rows, stamp)
+    conn.exec_driver_sql("SAVEPOINT decisions")
+    if _SUBMISSION_SQLITE.run(conn, columns) != len(rows.decisions):
+        conn.exec_driver_sql("ROLLBACK TO decisions")
+        conn.exec_driver_sql("RELEASE decisions")
+        return False
+    _DECISION_SQLITE.run(conn, columns)
+    if sums := _session_sums(rows.decisions):
+        _SESSION_SQLITE.run(conn, {**sums, "now": [stamp] * len(sums["session_id"])})
+    if settling := _where(columns, "settles"):
+        _SETTLEMENT_SQLITE.run(conn, settling)
+        _SETTLEMENT_PAYLOAD_SQLITE.run(conn, settling)
+    if ending := _where(columns, "end_kind"):
+        _END_SQLITE.run(conn, ending)
+    if rows.entries:
+        columns = _columns(EntryRow, rows.entries, stamp)
+        last_seqs = {row.session_id: row.last_seq for row in rows.decisions}
+        columns["last_seq"] = [last_seqs[row.session_id] for row in rows.entries]
+        _ENTRY_SQLITE.run(conn, columns)
+        _PAYLOAD_SQLITE.run(conn, columns)
+    if rows.attempts:
+        _ATTEMPT_SQLITE.run(conn, _columns(AttemptRow, rows.attempts, stamp))
+    conn.exec_driver_sql("RELEASE decisions")
+    return True
+
+
+def _where(columns: Mapping[str, Sequence[object]], name: str) -> Mapping[str, Sequence[object]]:
+    """Return the rows of *columns* that have something in the column *name*; nothing where none has."""
+    chosen = columns[name]
+    if all(chosen):
+        return columns
+    if not any(chosen):
+        return {}
+    return {each: list(compress(column, chosen)) for each, column in columns.items()}
+
+
+def _landing(conn: Connection, rows: Rows) -> Rows:
+    """Return those of *rows* whose guard holds, with what stands in the tables beside it."""
+    keys = [(row.session_id, row.submission_id) for row in rows.decisions]
+    guards = {(row.session_id, row.submission_id): row for row in read_guards(conn, keys)}
+    decisions = [
+        row._replace(last_seq=guard.last_seq, decision_count=guard.decision_count)
+        for row in rows.decisions
+        if (guard := guards.get((row.session_id, row.submission_id))) is not None and _lands(row, guard)
+    ]
+    landed = {(row.session_id, row.submission_id) for row in decisions}
+    return Rows(
+        rows.pass_id,
+        decisions,
+        [row for row in rows.entries if (row.session_id, row.submission_id) in landed],
+        [row for row in rows.attempts if (row.session_id, row.submission_id) in landed],
+    )
+
+
+def _lands(row: DecisionRow, guard: GuardRow) -> bool:
     return (
-        guard is not None
-        and guard.status != "settled"
+        guard.status != "settled"
         and guard.version == row.guard_version
         and guard.revision == row.guard_revision
         and guard.current_attempt_id == row.guard_attempt
@@ -327,15 +444,15 @@ def _lands(row: DecisionRow, guard: GuardRow | None) -> bool:
     )
 
 
-def _session_values(landed: Sequence[DecisionRow], stamp: str) -> list[tuple[object, ...]]:
+def _session_sums(decisions: Sequence[DecisionRow]) -> dict[str, Sequence[object]]:
+    """Return what the sessions become, as columns; nothing where no session changes."""
     sums: dict[str, tuple[int, int, str | None]] = {}
-    for row in landed:
+    for row in decisions:
         if row.added:
             added, last_number, new_leaf = sums.get(row.session_id, (0, 0, None))
-            sums[row.session_id] = (added + row.added, max(last_number, row.last_number), row.new_leaf or new_leaf)
-    return [(*total, stamp, session_id) for session_id, total in sums.items()]
-
-
-def _many(conn: Connection, statements: Sequence[_Statement], columns: Mapping[str, Sequence[object]]) -> None:
-    for statement in statements:
-        conn.exec_driver_sql(statement.text, statement.values(columns))
+            leaf = SETTLEMENT_ID_PREFIX + row.submission_id if row.kind.becomes_leaf else new_leaf
+            sums[row.session_id] = (added + row.added, max(last_number, row.last_number), leaf)
+    if not sums:
+        return {}
+    added_, numbers, leaves = zip(*sums.values(), strict=True)
+    return {"session_id": list(sums), "added": added_, "last_number": numbers, "new_leaf": leaves}

@@ -17,7 +17,6 @@ from sqlalchemy.engine import Connection
 from reconciler.core.canonical import canonical_json_parsed
 from reconciler.core.model import (
     KIND_MESSAGE,
-    KIND_SUBMISSION_SETTLED,
     ROLE_TOOL_RESULT,
     Decision,
     Inspection,
@@ -36,6 +35,7 @@ from reconciler.store.settlement_rows import (
     AttemptRow,
     DecisionRow,
     EntryRow,
+    Kind,
     PushRow,
     Rows,
 )
@@ -97,6 +97,10 @@ class DecisionWrite:
     # For the attempt that ends: the digest of the call that ended it, so that a repeat is recognised.
     end_digest: str | None = None
     end_reason: str | None = None
+    # The session's last seq and the row's number of decisions, as inspected: where both are given, SQLite need not read
+    # them again.
+    last_seq: int | None = None
+    decision_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +149,15 @@ class Refused:
 
 def apply_decisions(
     conn: Connection,
-    writes: Sequence[DecisionWrite],
+    writes: Sequence[DecisionWrite | DecisionRow],
     *,
     now: datetime,
     pass_id: str | None = None,
     pushes: Sequence[Push] = (),
 ) -> list[Landed | Refused]:
     """Write the decisions that still hold, in order of *writes*; push *pushes* on.
+
+    A decision may be given as the row that is written of it (`decision_row`): a settlement that writes its entry.
 
     Call it in the transaction that holds the locks of the sessions, submissions and current attempts concerned, taken
     in that order (`passes.scan_due`, `passes.lock_rows`; on SQLite the immediate transaction is the lock): the guard
@@ -169,56 +175,74 @@ def apply_decisions(
     if not writes and not pushes:
         return []
     if is_postgresql(conn):
-        landed = sql.write_postgresql(conn, _rows(writes, now, pass_id), _push_rows(pushes), now)
+        landed = sql.write_postgresql(conn, _rows(writes, pass_id), _push_rows(pushes), now)
     else:
-        landed = sql.write_sqlite(conn, _rows(writes, now, pass_id), _push_rows(pushes), now)
+        landed = sql.write_sqlite(conn, _rows(writes, pass_id), _push_rows(pushes), now)
     return _results(conn, writes, landed)
 
 
-def _check(writes: Sequence[DecisionWrite]) -> None:
-    seen: set[tuple[str, str]] = set()
+def _check(writes: Sequence[DecisionWrite | DecisionRow]) -> None:
+    if len({_key(write) for write in writes}) != len(writes):
+        seen: set[tuple[str, str]] = set()
+        for write in writes:
+            if _key(write) in seen:
+                raise InvalidInput(f"cannot write two decisions at once for {_name(write)}")
+            seen.add(_key(write))
     for write in writes:
-        name = f'submission "{write.submission_id}" of session "{write.session_id}"'
-        if (write.session_id, write.submission_id) in seen:
-            raise InvalidInput(f"cannot write two decisions at once for {name}")
-        seen.add((write.session_id, write.submission_id))
+        if isinstance(write, DecisionRow):
+            continue
         action = write.decision.action
         if not write.decision.is_written:
-            raise InvalidInput(f"cannot write a decision to {action.value} for {name}: it changes nothing")
+            raise InvalidInput(f"cannot write a decision to {action.value} for {_name(write)}: it changes nothing")
         settles = action in (DecisionAction.SETTLE, DecisionAction.ADOPT)
         if settles != (write.settlement is not None):
-            raise InvalidInput(f"cannot write a decision to {action.value} for {name}: the settlement does not fit it")
+            raise InvalidInput(
+                f"cannot write a decision to {action.value} for {_name(write)}: the settlement does not fit it"
+            )
 
 
-def _results(conn: Connection, writes: Sequence[DecisionWrite], landed: set[tuple[str, str]]) -> list[Landed | Refused]:
-    missed = [write for write in writes if (write.session_id, write.submission_id) not in landed]
+def _name(write: DecisionWrite | DecisionRow) -> str:
+    return f'submission "{write.submission_id}" of session "{write.session_id}"'
+
+
+def _results(
+    conn: Connection, writes: Sequence[DecisionWrite | DecisionRow], landed: set[tuple[str, str]]
+) -> list[Landed | Refused]:
+    missed = [] if len(landed) == len(writes) else [write for write in writes if _key(write) not in landed]
     reasons = _refused_reasons(conn, missed) if missed else {}
     results: list[Landed | Refused] = []
     for write in writes:
-        key = (write.session_id, write.submission_id)
-        if key in landed:
-            results.append(Landed(*key, _settlement_entry_id(write)))
-        else:
+        key = _key(write)
+        if key in reasons:
             results.append(Refused(*key, reasons[key]))
+        else:
+            results.append(Landed(*key, _settlement_entry_id(write)))
     return results
 
 
-def _refused_reasons(conn: Connection, missed: Sequence[DecisionWrite]) -> dict[tuple[str, str], RefusedReason]:
+def _refused_reasons(
+    conn: Connection, missed: Sequence[DecisionWrite | DecisionRow]
+) -> dict[tuple[str, str], RefusedReason]:
     found = {
         (row.session_id, row.submission_id): row for row in sql.read_guards(conn, [_key(write) for write in missed])
     }
     reasons = {}
     for write in missed:
         row = found.get(_key(write))
+        attempt_id, version, revision = (
+            (write.guard_attempt, write.guard_version, write.guard_revision)
+            if isinstance(write, DecisionRow)
+            else (write.attempt_id, write.session_version, write.revision)
+        )
         if row is None:
             reason = RefusedReason.MISSING
         elif row.status == SubmissionStatus.SETTLED:
             reason = RefusedReason.SETTLED
-        elif row.current_attempt_id != write.attempt_id:
+        elif row.current_attempt_id != attempt_id:
             reason = RefusedReason.ATTEMPT
-        elif row.revision != write.revision:
+        elif row.revision != revision:
             reason = RefusedReason.REVISION
-        elif row.version != write.session_version:
+        elif row.version != version:
             reason = RefusedReason.VERSION
         else:
             reason = RefusedReason.LEASE
@@ -226,14 +250,16 @@ def _refused_reasons(conn: Connection, missed: Sequence[DecisionWrite]) -> dict[
     return reasons
 
 
-def _key(write: DecisionWrite) -> tuple[str, str]:
+def _key(write: DecisionWrite | DecisionRow) -> tuple[str, str]:
     return write.session_id, write.submission_id
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _settlement_entry_id(write: DecisionWrite) -> str | None:
+def _settlement_entry_id(write: DecisionWrite | DecisionRow) -> str | None:
+    if isinstance(write, DecisionRow):
+        return submission_settlement_entry_id(write.submission_id) if write.kind.settles else write.settlement_entry_id
     if write.settlement is None:
         return None
     return write.settlement.existing_entry_id or submission_settlement_entry_id(write.submission_id)
@@ -254,26 +280,42 @@ def _holds(write: DecisionWrite) -> str:
     return HOLD_KEEP if write.decision.action is DecisionAction.WAIT else HOLD_CLEAR
 
 
-def _rows(writes: Sequence[DecisionWrite], now: datetime, pass_id: str | None) -> Rows:
-    rows = Rows()
+def decision_row(write: DecisionWrite) -> DecisionRow:
+    """Return the row of a decision that is the only one about its session, and writes no markers."""
+    added = _added(write)
+    return _decision_row(write, _kind(write), added, added)
+
+
+def _rows(writes: Sequence[DecisionWrite | DecisionRow], pass_id: str | None) -> Rows:
+    rows = Rows(pass_id)
     offsets: dict[str, int] = {}
+    kinds: dict[Kind, Kind] = {}
     for write in writes:
+        if isinstance(write, DecisionRow):
+            rows.decisions.append(write)
+            continue
         offset = offsets.get(write.session_id, 0)
-        added = _add_entries(rows, write, offset)
+        added = _added(write)
         offsets[write.session_id] = offset + added
-        rows.decisions.append(_decision_row(write, pass_id, added, offset + added))
+        _add_markers(rows, write, offset)
+        kind = _kind(write)
+        rows.decisions.append(_decision_row(write, kinds.setdefault(kind, kind), added, offset + added))
         _add_attempts(rows, write)
     return rows
 
 
-def _add_entries(rows: Rows, write: DecisionWrite, offset: int) -> int:
+def _added(write: DecisionWrite) -> int:
+    if write.settlement is None or write.settlement.existing_entry_id is not None:
+        return 0
+    return 1 + len(write.settlement.calls_to_close)
+
+
+def _add_markers(rows: Rows, write: DecisionWrite, offset: int) -> None:
     settlement = write.settlement
     if settlement is None or settlement.existing_entry_id is not None:
-        return 0
+        return
     parent = settlement.parent_entry_id
-    number = offset
-    for call in settlement.calls_to_close:
-        number += 1
+    for number, call in enumerate(settlement.calls_to_close, start=offset + 1):
         marker_id = tool_marker_entry_id(call.entry_id, call.position)
         rows.entries.append(
             EntryRow(
@@ -290,22 +332,14 @@ def _add_entries(rows: Rows, write: DecisionWrite, offset: int) -> int:
             )
         )
         parent = marker_id
-    number += 1
-    rows.entries.append(
-        EntryRow(
-            session_id=write.session_id,
-            submission_id=write.submission_id,
-            number=number,
-            id=submission_settlement_entry_id(write.submission_id),
-            parent_id=parent,
-            kind=KIND_SUBMISSION_SETTLED,
-            role=None,
-            tool_call_id=None,
-            content="none",
-            payload=settlement_payload(settlement),
-        )
-    )
-    return number - offset
+
+
+def _parent(settlement: Settlement) -> str | None:
+    """Return what the settlement's entry hangs from: the last of its markers, where there are any."""
+    if settlement.calls_to_close:
+        call = settlement.calls_to_close[-1]
+        return tool_marker_entry_id(call.entry_id, call.position)
+    return settlement.parent_entry_id
 
 
 def settlement_payload(settlement: Settlement) -> str:
@@ -325,20 +359,34 @@ def settlement_payload(settlement: Settlement) -> str:
     )
 
 
+def _end(write: DecisionWrite) -> str | None:
+    """Return how the current attempt ends; None where there is none."""
+    if write.attempt_id is None:
+        return None
+    if write.decision.attempt_end is not None:
+        return write.decision.attempt_end.value
+    # A row that is not running any more has no current attempt, whatever ended it.
+    return (AttemptEnd.SETTLED if write.settlement is not None else AttemptEnd.CRASHED).value
+
+
+def _says_more(write: DecisionWrite) -> bool:
+    """Tell whether more is written of the current attempt than how it ended."""
+    return (
+        write.end_reason is not None
+        or write.end_digest is not None
+        or (write.attempt_id is not None and write.decision.provider_error_attempt_id == write.attempt_id)
+    )
+
+
 def _add_attempts(rows: Rows, write: DecisionWrite) -> None:
-    decision = write.decision
-    counted = decision.provider_error_attempt_id
-    if write.attempt_id is not None:
-        end = decision.attempt_end
-        if end is None:
-            # A row that is not running any more has no current attempt, whatever ended it.
-            end = AttemptEnd.SETTLED if write.settlement is not None else AttemptEnd.CRASHED
+    counted = write.decision.provider_error_attempt_id
+    if write.attempt_id is not None and _says_more(write):
         rows.attempts.append(
             AttemptRow(
                 session_id=write.session_id,
                 submission_id=write.submission_id,
                 attempt_id=write.attempt_id,
-                end_kind=end.value,
+                end_kind=_end(write),
                 end_reason=write.end_reason,
                 end_digest=write.end_digest,
                 counted=counted == write.attempt_id,
@@ -358,39 +406,27 @@ def _add_attempts(rows: Rows, write: DecisionWrite) -> None:
         )
 
 
-def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_number: int) -> DecisionRow:
-    decision, settlement, inspection = write.decision, write.settlement, write.inspection
-    ends_attempt = write.attempt_id is not None
-    counters = decision.counters
-    return DecisionRow(
-        session_id=write.session_id,
-        submission_id=write.submission_id,
-        guard_version=write.session_version,
-        guard_revision=write.revision,
-        guard_attempt=write.attempt_id,
-        guard_lease=write.lease_expires_at,
+def _kind(write: DecisionWrite) -> Kind:
+    decision, settlement, inspection, counters = (
+        write.decision,
+        write.settlement,
+        write.inspection,
+        write.decision.counters,
+    )
+    settles = settlement is not None and settlement.existing_entry_id is None
+    return Kind(
         status=_next_status(write).value,
         hold=_holds(write),
         held_reason=decision.reason.value if decision.holds else None,
-        not_before=decision.not_before,
-        reconcile_at=None if settlement is not None else decision.reconcile_at,
-        plan=None if write.plan is None else write.plan.to_json(),
         uses_unpark=write.uses_unpark,
         crashes_in_row=None if counters is None else counters.crashes_in_row,
         provider_errors=None if counters is None else counters.provider_errors,
         outcome=None if settlement is None else settlement.outcome.value,
         outcome_reason=None if settlement is None else settlement.reason,
         outcome_detail=None if settlement is None else settlement.detail,
-        answer_entry_id=None if settlement is None else settlement.answer_entry_id,
-        settlement_entry_id=_settlement_entry_id(write),
         recovered=None if settlement is None else settlement.recovered,
-        error=None if settlement is None else settlement.error,
-        added=added,
-        last_number=last_number,
-        new_leaf=submission_settlement_entry_id(write.submission_id)
-        if settlement is not None and settlement.becomes_leaf and added
-        else None,
-        pass_id=pass_id,
+        settles=settles,
+        becomes_leaf=settlement is not None and settles and settlement.becomes_leaf,
         decided_by=write.decided_by,
         action=decision.action.value,
         advice=None if decision.advice is None else decision.advice.value,
@@ -399,11 +435,37 @@ def _decision_row(write: DecisionWrite, pass_id: str | None, added: int, last_nu
         state=None if inspection is None else inspection.state.value,
         detail=None if inspection is None else inspection.detail.value,
         decision_outcome=None if decision.outcome is None else decision.outcome.value,
-        attempt_id=write.attempt_id or (settlement.attempt_id if settlement is not None else None),
-        attempt_end=decision.attempt_end.value if ends_attempt and decision.attempt_end is not None else None,
+        attempt_end=None if write.attempt_id is None or decision.attempt_end is None else decision.attempt_end.value,
+        end_kind=None if _says_more(write) else _end(write),
+    )
+
+
+def _decision_row(write: DecisionWrite, kind: Kind, added: int, last_number: int) -> DecisionRow:
+    decision, settlement, inspection = write.decision, write.settlement, write.inspection
+    return DecisionRow(
+        kind=kind,
+        session_id=write.session_id,
+        submission_id=write.submission_id,
+        guard_version=write.session_version,
+        guard_revision=write.revision,
+        guard_attempt=write.attempt_id,
+        guard_lease=write.lease_expires_at,
+        added=added,
+        last_number=last_number if added else 0,
+        parent_id=None if settlement is None or not added else _parent(settlement),
+        payload=None if settlement is None or not added else settlement_payload(settlement),
+        answer_entry_id=None if settlement is None else settlement.answer_entry_id,
+        settlement_entry_id=None if settlement is None else settlement.existing_entry_id,
+        attempt_id=None if write.attempt_id is not None or settlement is None else settlement.attempt_id,
+        not_before=decision.not_before,
+        reconcile_at=None if settlement is not None else decision.reconcile_at,
+        plan=None if write.plan is None else write.plan.to_json(),
+        error=None if settlement is None else settlement.error,
         evidence=canonical_json_parsed(decision.evidence) if decision.evidence else None,
         inspection=None if inspection is None else _inspection_json(inspection),
         note=write.note or decision.detail,
+        last_seq=write.last_seq,
+        decision_count=write.decision_count,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -54,7 +55,7 @@ def turn_rows(rng: random.Random, name: str) -> list[Row]:
                 rows[-1][2],
                 rng.choice(["mine", "mine", "mine", f"{name}-other", None]),
                 rng.choice([f"{name}-at", f"{name}-at", f"{name}-before", None]),
-                f'["{made[0]}"]' if len(made) == 1 else (f'["{made[0]}","{made[1]}"]' if made else None),
+                json.dumps(made, separators=(",", ":")) if made else None,
                 rng.choice(calls) if role == "tool_result" else None,
                 rng.choice(["message", "message", "message", "message", "tool_started", "custom"]),
                 role,
@@ -105,8 +106,8 @@ def test_an_answer_taken_from_another_turn_is_the_classifiers_own(seed: int) -> 
     answers = Answers()
     answers.keep(shaped(first, requests[0]), answer)
     other = shaped(second, requests[1])
-    assert other.shape in answers
-    assert classified(second, requests[1])[0] == answers.of(other)
+    assert other.shape in answers.found
+    assert classified(second, requests[1])[0] == answers.found[other.shape].of(other)
 
 
 def test_turns_that_are_told_apart_never_share_a_shape() -> None:
@@ -122,7 +123,7 @@ def test_turns_that_are_told_apart_never_share_a_shape() -> None:
         answer, wanted = classified(rows, request)
         memory = Answers()
         memory.keep(turn, answer)
-        renamed = memory._found[turn.shape]
+        renamed = memory.found[turn.shape].answer
         shared += turn.shape in answers
         assert (renamed, wanted) == answers.setdefault(turn.shape, (renamed, wanted))
     assert shared >= 1_500
@@ -155,4 +156,4 @@ def test_the_memory_is_bounded() -> None:
         request = request_of(rows, "t")
         turn = shaped(rows, request)
         answers.keep(turn._replace(shape=(number, *turn.shape)), classified(rows, request)[0])
-    assert ANSWERS_MAX == len(answers._found)
+    assert ANSWERS_MAX == len(answers.found)

@@ -139,6 +139,8 @@ def test_the_surroundings_name_attempts_inputs_and_the_last_begun_end(scene: Sce
     scene.attempt("s", "A", "first", number=0, ended_at=now, end_kind="released")
     scene.attempt("s", "A", "before", number=-1, ended_at=now, end_kind="crashed", begun_at=None)
     with begin(scene.engine) as conn:
+        begun = read_around(conn, lock_rows(conn, [("s", "A")])).around["s", "A"]
+        conn.exec_driver_sql("UPDATE attempts SET begun_at = NULL WHERE attempt_id = 'now'")
         found = read_around(conn, lock_rows(conn, [("s", "A")])).around["s", "A"]
     assert found.current is not None
     assert found.last is not None
@@ -150,6 +152,8 @@ def test_the_surroundings_name_attempts_inputs_and_the_last_begun_end(scene: Sce
         found.input_seq,
         found.leaf_seq,
     )
+    # While the current one has begun nobody asks how an earlier one ended.
+    assert begun.last_begun_end is None
 
 
 def plan_of(engine: Engine, statement: str, parameters: Any) -> str:
