@@ -61,6 +61,12 @@ bench: $(VENV)/.test ## Measure this machine (takes minutes; numbers go to stand
 chaos-fast: $(VENV)/.test ## Nine cells of kills and outages, judged from ledgers (a quarter of an hour; no part of CI)
 	@$(PY) -m tests.chaos --fast $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/.test ## The nine cells at full length, each then with its fault put in, and the machine's faults (four hours)
+	@$(PY) -m pytest tests/chaos/test_faults.py
+	@$(PY) -m tests.chaos $(ARGS)
+	@$(PY) -m tests.chaos --fast --control $(ARGS)
+
 .PHONY: crash-points
 crash-points: $(VENV)/.test ## Kill every operation at every statement, and its recovery too (tens of minutes)
 	@$(PY) -m tests.proof.crash $(ARGS)
