@@ -38,12 +38,14 @@ def open_desk(
     """
 
     def make_engine(*, create: bool = False) -> Engine:
+        from reconciler.log import quiet_libraries
         from reconciler.store import engine as engines
 
         if create and settings.is_default_database:
             path = engines.sqlite_path(settings.database_url)
             if path is not None:
                 engines.make_private_folder(path.parent)
+        quiet_libraries()
         return engines.make_engine(
             settings.database_url,
             settings=engines.EngineSettings(

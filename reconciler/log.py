@@ -6,6 +6,7 @@ the tests find. Nothing is written until `configure` was called: a library stays
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -80,6 +81,11 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
             ),
             "A pass that did something; one that found nothing to do is not logged.",
         ),
+        "row.set_aside": Event(
+            "warning",
+            ("session_id", "submission_id", "error"),
+            "A pass could not decide about this row, or not write it: it was held, or is looked at again later.",
+        ),
         "pass.failed": Event("error", ("error", "failures"), "A pass ended by an error that is no outage."),
         "runner.died": Event(
             "info", ("pid", "attempts"), "A runner on this host is gone; what it held is looked at now."
@@ -125,6 +131,20 @@ def configure(*, level: str = "info", style: str = "auto", stream: TextIO | None
     target = stream or sys.stderr
     as_text = style == "text" or (style == "auto" and target.isatty())
     _sink, _least = _structlog_sink(level, as_text, target), LEVELS.index(level)
+
+
+def quiet_libraries() -> None:
+    """Keep libraries from writing bare lines to the error stream where nobody has configured logging.
+
+    They warn of what is raised too (a connection that went away in a pipeline, or in the pool). A program that
+    configures logging still gets them.
+    """
+    for name in _LIBRARIES:
+        logging.getLogger(name).addHandler(_NOWHERE)
+
+
+_LIBRARIES: Final = ("psycopg", "sqlalchemy", "apscheduler")
+_NOWHERE: Final = logging.NullHandler()
 
 
 def wants_debug() -> bool:

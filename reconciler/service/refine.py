@@ -31,6 +31,7 @@ from reconciler.core.refine import (
     check_whole,
 )
 from reconciler.errors import ConfigurationInvalid, InvalidInput, LimitExceeded, ReservedId
+from reconciler.log import quiet_libraries
 from reconciler.store import refine as store
 from reconciler.store.engine import (
     DEFAULT_SETTINGS,
@@ -96,6 +97,7 @@ class RefineGate:
             from reconciler.store.migrate import upgrade
 
             upgrade(database_url, settings=settings)
+        quiet_libraries()
         engine = make_engine(database_url, settings=settings)
         try:
             require_schema(engine, for_writing=not settings.read_only)

@@ -30,6 +30,7 @@ from reconciler.core.model import DEFAULT_LIMITS, Limits, SessionEntry, Syntheti
 from reconciler.core.states import AttemptEnd, Directive, Outcome, SubmissionStatus
 from reconciler.core.validpath import valid_path
 from reconciler.errors import AttemptLost, DatabaseUnavailable, InvalidInput, ReconcilerError, RunnerClosed
+from reconciler.log import quiet_libraries
 from reconciler.service import turns
 from reconciler.service.attempt import Attempt, PathItem, TurnPath, optional_reason
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
@@ -128,6 +129,7 @@ class Runner:
         self._closed = threading.Event()
         # Every call is tried again as a whole: a connection that went away is found out by using it.
         settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock, pool_pre_ping=False)
+        quiet_libraries()
         self._engine = make_engine(database_url, settings=settings)
         try:
             require_schema(self._engine)

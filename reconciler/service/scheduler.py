@@ -8,7 +8,6 @@ due is never decided here: the ledger and the rows' own columns are the truth, s
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from reconciler.log import emit
+from reconciler.log import emit, quiet_libraries
 from reconciler.service.beats import process_clock
 
 # Late by less than this is nobody's fault.
@@ -88,8 +87,8 @@ class Clock:
         self._step = StepWatch(wall=wall, steady=steady)
         self._called: dict[str, _Called] = {}
         # Its own words ("maximum number of running instances reached") belong to no event and would stand in the JSON
-        # stream as bare lines; a program that configures logging still gets them.
-        logging.getLogger("apscheduler").addHandler(logging.NullHandler())
+        # stream as bare lines.
+        quiet_libraries()
         self._scheduler: Any = BackgroundScheduler(
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(threads)},

@@ -5,7 +5,6 @@ Knows nothing of sessions or policy, reads no configuration, never migrates (tha
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
@@ -236,13 +235,6 @@ class _Required:
     always: bool = False
 
 
-# What these libraries log where nobody has configured logging would be written to the error stream as bare lines (a
-# connection that went away in a pipeline, or in the pool): the error is raised, and says it. A program that configures
-# logging still gets them.
-_LIBRARIES: Final = ("psycopg", "sqlalchemy")
-_NOWHERE: Final = logging.NullHandler()
-
-
 def make_engine(
     database_url: str,
     *,
@@ -254,8 +246,6 @@ def make_engine(
         ConfigurationInvalid: the URL or the settings cannot be used, or the PostgreSQL driver is not installed.
     """
     url = parse_url(database_url)
-    for library in _LIBRARIES:
-        logging.getLogger(library).addHandler(_NOWHERE)
     options = {
         CLOCK_OPTION: settings.clock,
         _NAME_OPTION: database_name(url),

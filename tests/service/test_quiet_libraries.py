@@ -8,6 +8,7 @@ import sys
 _LOSES_ITS_SERVER = """
 import sys
 from reconciler.errors import DatabaseUnavailable
+from reconciler import Runner
 from reconciler.store.engine import make_engine, run_transaction
 from reconciler.store.sending import send
 
@@ -15,7 +16,7 @@ if len(sys.argv) > 2:
     import logging
     logging.basicConfig(level="WARNING", format="logged by %(name)s")
 
-engine = make_engine(sys.argv[1])
+runner = Runner(sys.argv[1], notify=False)
 
 def work(conn):
     ((pid,),) = send(conn, ("SELECT pg_backend_pid()", {}))[0]
@@ -24,10 +25,10 @@ def work(conn):
     send(conn, ("SELECT 1", {}), ("SELECT 2", {}))
 
 try:
-    run_transaction(engine, work, attempts=1)
+    run_transaction(runner._engine, work, attempts=1)
 except DatabaseUnavailable:
     print("lost")
-engine.dispose()
+runner.close()
 """
 
 
