@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,9 +146,15 @@ def work(
                 on_claim(attempt)
                 try:
                     run_attempt(attempt, ledger, model)
-                except (AttemptLost, Conflict, SessionDamaged) as error:
+                except (AttemptLost, SessionDamaged) as error:
                     # Somebody else decides now: nothing of ours may be done about it.
                     print(f"{attempt}: {error}", file=sys.stderr)
+                except Conflict as error:
+                    # An abort came before a tool could start, or the record says otherwise: a pass decides. Given back,
+                    # for beats would keep alive what nobody works on.
+                    print(f"{attempt}: {error}", file=sys.stderr)
+                    with suppress(AttemptLost):
+                        attempt.release("conflict")
     return worked
 
 

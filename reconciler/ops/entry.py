@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from reconciler.core.checks import TEXT_BYTES_MAX
 from reconciler.core.model import ID_BYTES_MAX
 from reconciler.errors import InvalidInput, LimitExceeded
 
-TEXT_BYTES_MAX: Final = 4096
 # Of what an answer gives to be handed back: it may carry ids, and marks of what was shown.
 TOKEN_BYTES_MAX: Final = 65536
 LIST_ITEMS_MAX: Final = 10_000
