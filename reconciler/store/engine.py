@@ -13,8 +13,9 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -509,7 +510,7 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
     connect_args["options"] = " ".join([*(f"-c {key}={value}" for key, value in server.items()), extra]).strip()
     connect_args["prepare_threshold"] = settings.prepare_threshold
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             url.difference_update_query(["options"]),
             connect_args=connect_args,
             # A server that was restarted in between costs a round trip, not an error.
@@ -524,6 +525,13 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
             f"cannot use {options[_NAME_OPTION]}: the driver psycopg is not installed",
             hint="install the extra: session-reconciler[postgres]",
         ) from error
+    ping = engine.dialect.do_ping
+    engine.dialect.do_ping = lambda dbapi_connection: _UNPINGED.get() or ping(dbapi_connection)  # type: ignore[method-assign]
+    return engine
+
+
+# A transaction whose first statement finds out whether the connection is still there needs no round trip before it.
+_UNPINGED: Final[ContextVar[bool]] = ContextVar("unpinged", default=False)
 
 
 def _milliseconds(seconds: float) -> int:
@@ -536,10 +544,73 @@ def _milliseconds(seconds: float) -> int:
 @contextmanager
 def _writing(engine: Engine) -> Iterator[Connection]:
     require_same_file(engine)
+    required = engine.get_execution_options()[_REQUIRED_OPTION].always
+    if required and is_postgresql(engine):
+        with _postgresql_writing(engine) as conn:
+            yield conn
+        return
     with engine.connect() as conn, conn.begin():
-        if engine.get_execution_options()[_REQUIRED_OPTION].always:
-            _require_still(conn)
+        if required:
+            _require_needed([str(version) for (version,) in conn.exec_driver_sql(_READ_VERSION)], conn)
         yield conn
+
+
+@contextmanager
+def _postgresql_writing(engine: Engine) -> Iterator[Connection]:
+    # Differs on PostgreSQL because each statement is a round trip: BEGIN goes with the question for the version.
+    conn, driver, versions = _postgresql_begun(engine)
+    try:
+        with conn.begin():
+            _require_needed(versions, conn)
+            yield conn
+    finally:
+        if not conn.invalidated:
+            if driver.info.transaction_status.name == "IDLE":
+                driver.autocommit = False
+            else:
+                # Its transaction did not end, nor the connection: what it would do next is not known.
+                conn.invalidate()
+        conn.close()
+
+
+def _postgresql_begun(engine: Engine) -> tuple[Connection, Any, list[str]]:
+    fresh = False
+    while True:
+        unpinged = _UNPINGED.set(True)
+        try:
+            conn = engine.connect()
+        finally:
+            _UNPINGED.reset(unpinged)
+        driver: Any = conn.connection.driver_connection
+        try:
+            # The driver would send a BEGIN of its own, by itself, before the first statement.
+            driver.autocommit = True
+            with driver.cursor() as cursor:
+                cursor.execute(_BEGIN_AND_READ_VERSION, prepare=False)
+                cursor.nextset()
+                return conn, driver, [str(version) for (version,) in cursor.fetchall()]
+        except engine.dialect.loaded_dbapi.Error as error:
+            lost = bool(driver.closed)
+            conn.invalidate(error)
+            conn.close()
+            if lost and not fresh:
+                # It was closed while it lay in the pool, as after a restart of the server. Nothing was done yet; the
+                # others of the pool are as old, so they all go.
+                engine.dispose()
+                fresh = True
+                continue
+            raise sa_exc.DBAPIError.instance(
+                _BEGIN_AND_READ_VERSION,
+                None,
+                error,
+                engine.dialect.loaded_dbapi.Error,
+                connection_invalidated=lost,
+                dialect=engine.dialect,
+            ) from error
+        except BaseException:
+            conn.invalidate()
+            conn.close()
+            raise
 
 
 @contextmanager
@@ -717,11 +788,11 @@ def keep_requiring_schema(engine: Engine) -> None:
 
 
 _READ_VERSION: Final = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608
+_BEGIN_AND_READ_VERSION: Final = f"BEGIN; {_READ_VERSION}"
 
 
-def _require_still(conn: Connection) -> None:
-    versions = [str(row[0]) for row in conn.exec_driver_sql(_READ_VERSION)]
-    if versions != [SCHEMA_NEEDED]:
+def _require_needed(versions: Sequence[str], conn: Connection) -> None:
+    if list(versions) != [SCHEMA_NEEDED]:
         raise _mismatch(SchemaState(", ".join(sorted(versions)) or None, empty=False), name_of(conn))
 
 

@@ -262,7 +262,7 @@ def test_a_program_that_would_not_look_is_found_out(
     database_url: str, engine_factory: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The negative control: what is written by an older program after the upgrade must show.
-    monkeypatch.setattr(store, "_require_still", lambda conn: None)
+    monkeypatch.setattr(store, "_require_needed", lambda versions, conn: None)
     with Runner(database_url, notify=False, beat_by_itself=False) as runner:
         runner.submit("s", "a", {"text": "go"})
         upgrade("next", database_url)

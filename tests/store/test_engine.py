@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -383,8 +384,16 @@ def test_a_lost_connection_is_tried_again_only_for_idempotent_work(
     assert ["try 2"] == notes(engine)
 
 
-def test_a_connection_lost_while_idle_costs_no_error(postgresql_url: str, engine_factory: MakeEngine) -> None:
-    engine, killer = engine_factory(postgresql_url), engine_factory(postgresql_url)
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("pings", [False, True])
+def test_a_connection_lost_while_idle_costs_a_write_no_error(
+    postgresql_url: str, engine_factory: MakeEngine, checked: bool, pings: bool
+) -> None:
+    if not (checked or pings):
+        pytest.skip("found by neither, and every user of one looks at the schema first")
+    engine, killer = engine_factory(postgresql_url, pool_pre_ping=pings), engine_factory(postgresql_url)
+    if checked:
+        require_schema(engine)
     with begin(engine) as conn:
         pid = conn.exec_driver_sql("SELECT pg_backend_pid()").scalar()
     with begin(killer) as conn:
@@ -392,6 +401,37 @@ def test_a_connection_lost_while_idle_costs_no_error(postgresql_url: str, engine
     with begin(engine) as conn:
         note(conn, "landed")
     assert ["landed"] == notes(engine)
+
+
+def test_a_write_takes_a_round_trip_to_begin_and_leaves_the_connection_as_it_was(
+    postgresql_url: str, engine_factory: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_factory(postgresql_url)
+    require_schema(engine)
+    sent: list[str] = []
+    execute = psycopg.Cursor.execute
+
+    def ping(*_: Any) -> bool:
+        sent.append("ping")
+        return True
+
+    def noted(cursor: Any, query: Any, *arguments: Any, **settings: Any) -> Any:
+        sent.append(str(query))
+        return execute(cursor, query, *arguments, **settings)
+
+    monkeypatch.setattr(type(engine.dialect), "do_ping", ping)
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    with begin(engine) as conn:
+        conn.exec_driver_sql("SELECT 1")
+        driver = conn.connection.driver_connection
+    assert ["BEGIN; SELECT version_num FROM alembic_version", "SELECT 1"] == sent
+    with pytest.raises(ZeroDivisionError), begin(engine) as conn:
+        note(conn, "never")
+        raise ZeroDivisionError
+    with read(engine) as conn:
+        assert driver is conn.connection.driver_connection
+        assert "repeatable read" == conn.exec_driver_sql("SHOW transaction_isolation").scalar()
+    assert [] == notes(engine)
 
 
 def test_a_transaction_left_open_is_ended_by_the_server(postgresql_url: str, engine_factory: MakeEngine) -> None:
