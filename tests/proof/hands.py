@@ -85,6 +85,13 @@ def let_go() -> None:
         engine.dispose()
 
 
+def forget_file(path: Path) -> None:
+    """Let what comes to be at *path* be another database: a program would take it for its own that was replaced."""
+    file = engine_module._FILES.get(path)
+    if file is not None:
+        file.identity = file.log = None
+
+
 def forget() -> None:
     """Drop every engine: their databases are gone."""
     let_go()

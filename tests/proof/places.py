@@ -80,6 +80,7 @@ class SQLitePlace:
 
     def restore(self, saved: tuple[bytes | None, bytes | None]) -> None:
         """Write file and log; the index of the log is made anew by whoever opens it."""
+        hands.forget_file(self.path)
         for path, content in zip(self._files(), (*saved, None), strict=True):
             if content is None:
                 path.unlink(missing_ok=True)
@@ -89,6 +90,7 @@ class SQLitePlace:
     def clear(self) -> None:
         """Remove the file."""
         self._layout.clear()
+        hands.forget_file(self.path)
         for path in self._files():
             path.unlink(missing_ok=True)
 
