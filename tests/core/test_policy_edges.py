@@ -6,8 +6,8 @@ import pytest
 
 from reconciler.core.model import DEFAULT_LIMITS, END_CAPABILITY_MISSING, Counters, Detail, SubmissionFacts
 from reconciler.core.policy import counters_after, decide
-from reconciler.core.states import AttemptEnd, DecisionAction, Reason, SessionOrigin, SubmissionStatus
-from tests.support.policy import NOW, at, attempt, row, seen
+from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
+from tests.support.policy import NOW, at, attempt, row, running, seen
 
 
 @pytest.mark.parametrize("end", [AttemptEnd.RELEASED, AttemptEnd.PARKED, AttemptEnd.CRASHED, AttemptEnd.SETTLED])
@@ -52,3 +52,49 @@ def test_an_attempt_that_wrote_no_error_counts_none_when_its_end_is_looked_at(en
     decision = decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS)
     assert decision.counters is not None
     assert (2, None) == (decision.counters.provider_errors, decision.provider_error_attempt_id)
+
+
+def test_a_record_that_could_not_be_inspected_is_held_though_its_last_response_may_still_grow() -> None:
+    facts = row(
+        origin=SessionOrigin.MIRRORED, inspection_error="it raised", response_may_grow=True, source_quiet_at=at(60)
+    )
+    decision = decide(seen(Detail.INPUT_ONLY), facts, NOW, DEFAULT_LIMITS)
+    assert (6, Reason.INSPECTION_ERROR) == (decision.gate, decision.reason)
+
+
+def test_a_lease_that_ends_now_is_no_live_one_where_it_may_not_be_judged_yet() -> None:
+    facts = running(attempt(lease_expires_at=NOW), may_judge_lease=False)
+    decision = decide(seen(Detail.INPUT_ONLY), facts, NOW, DEFAULT_LIMITS)
+    assert (DecisionAction.WAIT, Reason.OWNER_UNJUDGED) == (decision.action, decision.reason)
+
+
+@pytest.mark.parametrize("reason", [Reason.INTEGRITY_HOLD, Reason.INSPECTION_ERROR])
+def test_a_native_row_that_is_held_for_its_record_stays_held_though_the_record_is_sound_again(reason: Reason) -> None:
+    facts = row(held_at=at(-60), held_reason=reason.value)
+    decision = decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS)
+    assert (6, DecisionAction.WAIT, Reason.HELD) == (decision.gate, decision.action, decision.reason)
+
+
+def test_the_sixth_gate_settles_what_a_moved_leaf_left_behind() -> None:
+    facts = row(leaf_moved_at=at(-2 * DEFAULT_LIMITS.leaf_moved_s))
+    decision = decide(seen(Detail.LEAF_MOVED), facts, NOW, DEFAULT_LIMITS)
+    assert (6, DecisionAction.SETTLE, Outcome.ABORTED) == (decision.gate, decision.action, decision.outcome)
+
+
+@pytest.mark.parametrize(
+    ("begun_before", "last_begun", "reason"),
+    [
+        (1, False, Reason.ATTEMPTS_EXHAUSTED),
+        (0, True, Reason.ATTEMPTS_EXHAUSTED),
+        (0, False, Reason.NEVER_BEGUN),
+    ],
+)
+def test_spent_attempts_were_never_begun_only_where_none_had_begun(
+    begun_before: int, last_begun: bool, reason: Reason
+) -> None:
+    facts = row(
+        attempts_spent=DEFAULT_LIMITS.attempts_max,
+        attempts_begun=begun_before,
+        last_attempt=attempt(begun=last_begun, end=AttemptEnd.CRASHED),
+    )
+    assert reason == decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS).reason
