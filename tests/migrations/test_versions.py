@@ -237,7 +237,8 @@ def test_an_upgrade_below_programs_at_work_ends_them_before_their_next_write(
     with read(engine) as conn:
         assert [] == changed_since_noted(conn)
 
-    # Their leases end, and the next program takes over what they left: nothing accepted is lost, nothing stored is gone or run again.
+    # Their leases end, and the next program takes over what they left: nothing accepted is lost, nothing stored is
+    # gone or run again.
     with begin(engine) as conn:
         conn.execute(sa.text("UPDATE attempts SET lease_expires_at = claimed_at WHERE ended_at IS NULL"))
         conn.execute(sa.text("UPDATE submissions SET reconcile_at = admitted_at WHERE status = 'running'"))
