@@ -252,6 +252,8 @@ def main() -> int:
         except ChildFailed as error:
             if "hung" not in str(error):
                 raise
+            # An endless loop is found; a machine that is too busy is not: look at these by hand.
+            print(f"hung: {place}", flush=True)
         if done % 50 == 0:
             print(
                 f"{done} of {len(places)}, {len(survivors)} survive, {time.monotonic() - started:.0f} s",
