@@ -61,7 +61,8 @@ WITHOUT_TRANSACTIONS = False
 
 class _Cursor(sqlite3.Cursor):
     def execute(self, sql: str, *more: Any) -> Any:
-        if WITHOUT_TRANSACTIONS and _watch is not None and sql.startswith("BEGIN"):
+        # A savepoint outside a transaction begins one.
+        if WITHOUT_TRANSACTIONS and _watch is not None and sql.startswith(("BEGIN", "SAVEPOINT", "RELEASE")):
             return sqlite3.Cursor.execute(self, "SELECT 1")
         return _around(sql, lambda: sqlite3.Cursor.execute(self, sql, *more))
 
