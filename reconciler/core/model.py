@@ -244,6 +244,11 @@ class SyntheticResult:
     dispatch: CallDispatch
     text: str
 
+    @property
+    def role(self) -> str:
+        """What it is to the provider, as a stored result says it."""
+        return ROLE_TOOL_RESULT
+
 
 @dataclass(frozen=True, slots=True)
 class ValidPath:

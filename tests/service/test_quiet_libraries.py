@@ -34,7 +34,7 @@ runner.close()
 
 def _run(url: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _LOSES_ITS_SERVER, url, *more], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _LOSES_ITS_SERVER, url, *more], capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from reconciler.core.canonical import canonical_json, content_digest
 from reconciler.core.states import Directive
 from reconciler.core.subturn import MARKER_TEXT_NOT_STARTED, MARKER_TEXT_UNKNOWN
 from reconciler.errors import AttemptLost, SchemaMismatch
+from reconciler.service.liveness import this_process
 from reconciler.service.runner import Runner
 from reconciler.testing.bench import Bench, answer, asks
 from tests.support.checker import check, report
@@ -369,7 +371,7 @@ def block(mark: str) -> str:
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
-    return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_the_first_program_does_what_the_page_says_in_an_empty_folder(tmp_path: Path) -> None:
@@ -399,3 +401,24 @@ def test_a_database_without_tables_says_in_python_what_is_to_be_done(empty_datab
         Runner(empty_database_url)
     assert "make" in str(caught.value)
     assert "`reconciler db upgrade`" in str(caught.value)
+
+
+@pytest.mark.skipif(this_process().pid_namespace is None, reason="/proc cannot be read here: no death can be proven")
+def test_the_first_program_killed_in_its_tool_goes_on_after_a_pass(database_url: str, tmp_path: Path) -> None:
+    program = block("runner.py: run by the tests").replace("sqlite:///agents.sqlite3", database_url)
+    dies = program.replace("def run_tool(call):\n", "def run_tool(call):\n    import os; os.kill(os.getpid(), 9)\n")
+    assert dies != program
+    (tmp_path / "dies.py").write_text(dies, encoding="utf-8")
+    assert -signal.SIGKILL == run_in(tmp_path, sys.executable, "dies.py").returncode
+    passed = run_in(tmp_path, "reconciler", "--database", database_url, "--json", "once", "--no-wait")
+    assert 1 == json.loads(passed.stdout)["requeued"], passed.stderr
+    # Its first claim may come before the backoff is over.
+    patient = program.replace("wait_s=1)", "wait_s=60)")
+    patient = patient.replace(
+        "            work_safely(attempt)\n", "            work_safely(attempt)\n            raise SystemExit\n"
+    )
+    (tmp_path / "runner.py").write_text(patient, encoding="utf-8")
+    found = run_in(tmp_path, sys.executable, "runner.py")
+    assert (block("runner.py prints"), "") == (found.stdout, found.stderr)
+    faults = check(database_url)
+    assert not faults, report(faults)
