@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from sys import intern
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
@@ -170,20 +171,25 @@ _SQLITE_BRANCHES: Final = (
 )
 
 
-def _entry(row: Sequence[Any]) -> SessionEntry:
+def _entry(row: Sequence[Any], ids: dict[str, str]) -> SessionEntry:
+    """Return the entry of a row; *ids* keeps one text of each id that others have too.
+
+    The driver makes a text anew for every column of every row, and a long turn is held whole until it is decided: texts
+    that most of its entries have are kept once.
+    """
     (_, _, entry_id, parent_id, submission_id, attempt_id, calls, call_id, kind, role, stop_reason, content) = row[:12]
     is_synthetic, is_sidechain, ends_turn, error_retryable, stopped_by, starts_logged, _ = row[12:]
     return SessionEntry(
         entry_id,
-        parent_id,
-        kind,
-        role,
-        submission_id,
-        attempt_id,
-        stop_reason,
-        () if calls is None else tuple(json.loads(calls)),
-        call_id,
-        content,
+        parent_id and ids.get(parent_id, parent_id),
+        intern(kind),
+        role and intern(role),
+        submission_id and intern(submission_id),
+        attempt_id and intern(attempt_id),
+        stop_reason and intern(stop_reason),
+        () if calls is None else tuple([ids.setdefault(call, call) for call in json.loads(calls)]),
+        call_id and ids.setdefault(call_id, call_id),
+        intern(content),
         is_synthetic,
         is_sidechain,
         ends_turn,
@@ -374,8 +380,10 @@ def _pieces(conn: Connection, sessions: Sequence[str], ranges: Sequence[tuple[in
 def _feed(read: PathRead, rows: Sequence[Any], lower: int, entries_max: int) -> None:
     read.rows_read += len(rows)
     entries = []
+    # A parent mostly is an entry of the same piece, and so is the other end of a call.
+    ids: dict[str, str] = {row[2]: row[2] for row in rows}
     for row in rows:
-        entry = _entry(row)
+        entry = _entry(row, ids)
         entries.append(entry)
         if not row[-1]:
             read.plain.add(entry.id)
@@ -438,8 +446,9 @@ def read_branches(
     else:
         found = conn.exec_driver_sql(_SQLITE_BRANCHES, {"keys": json.dumps(keys)})
     rows: dict[int, list[SessionEntry]] = {}
+    ids: dict[str, str] = {}
     for row in found:
-        rows.setdefault(row[0], []).append(_entry(row))
+        rows.setdefault(row[0], []).append(_entry(row, ids))
     return {asked[number][0].key: tuple(entries) for number, entries in rows.items()}
 
 
@@ -493,8 +502,9 @@ def _whole(rows: Iterable[Any]) -> SessionRead:
     entries = []
     plain = set()
     newest = None
+    ids: dict[str, str] = {}
     for row in rows:
-        entry = _entry(row)
+        entry = _entry(row, ids)
         entries.append(entry)
         if not row[-1]:
             plain.add(entry.id)

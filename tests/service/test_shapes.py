@@ -81,7 +81,7 @@ def request_of(rows: list[Row], name: str, *, is_mirrored: bool = False) -> Path
 
 def classified(rows: list[Row], request: PathRequest) -> tuple[Answer, frozenset[Any]]:
     walk = LeafWalk(request.leaf_entry_id, request.submission_id)
-    entries: list[SessionEntry] = [_entry(row) for row in rows]
+    entries: list[SessionEntry] = [_entry(row, {}) for row in rows]
     walk.feed(entries)
     inspection = inspect_walk(walk, "mine", write_ahead=all(row[-1] for row in rows))
     evidence = turn_evidence(walk.path, inspection, attempt_id=request.asked_attempt_id)
