@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from reconciler.store.dialect import is_postgresql
 from reconciler.store.engine import DEFAULT_SCHEMA, VERSION_TABLE, EngineSettings, make_engine, schema_of
-from reconciler.store.schema import metadata
+from reconciler.store.schema import with_postgresql_options
 
 # "reco", "ncil": two upgrades at once would make the same tables.
 _UPGRADE_LOCK = (0x7265636F, 0x6E63696C)
@@ -26,7 +26,7 @@ schema = str(config.attributes.get("schema", DEFAULT_SCHEMA))
 
 def _options() -> dict[str, Any]:
     return {
-        "target_metadata": metadata,
+        "target_metadata": with_postgresql_options(),
         "version_table": VERSION_TABLE,
         "compare_type": True,
         # All or nothing, on SQLite too: the engine begins its transactions itself there.

@@ -17,7 +17,7 @@ from alembic.operations import ops
 from sqlalchemy.dialects import postgresql, sqlite
 
 from reconciler.store import views
-from reconciler.store.schema import metadata
+from reconciler.store.schema import with_postgresql_options
 
 TARGET = Path(__file__).parent / "versions" / "0001_baseline.py"
 
@@ -69,7 +69,7 @@ def _render_item(kind: str, item: Any, context: AutogenContext) -> str | Literal
 
 
 def _render(*operations: ops.MigrateOperation) -> str:
-    context = MigrationContext.configure(dialect_name="postgresql", opts={"target_metadata": metadata})
+    context = MigrationContext.configure(dialect_name="postgresql", opts={"target_metadata": with_postgresql_options()})
     return str(
         render_python_code(
             ops.UpgradeOps(list(operations)), render_item=_render_item, migration_context=context, render_as_batch=False
@@ -79,7 +79,7 @@ def _render(*operations: ops.MigrateOperation) -> str:
 
 def baseline() -> str:
     """Return the text of the baseline, before formatting."""
-    tables = metadata.sorted_tables
+    tables = with_postgresql_options().sorted_tables
     creates: list[ops.MigrateOperation] = []
     for table in tables:
         creates.append(ops.CreateTableOp.from_table(table))

@@ -170,7 +170,7 @@ def differences(engine: Engine) -> list[str]:
     with read(engine) as conn:
         options: dict[str, Any] = {"compare_type": True, "version_table": VERSION_TABLE}
         context = MigrationContext.configure(connection=conn, opts=options)
-        found = [_describe(difference) for difference in compare_metadata(context, schema.metadata)]
+        found = [_describe(difference) for difference in compare_metadata(context, schema.with_postgresql_options())]
         there = set(sa.inspect(conn).get_view_names())
     needed = set(views.VIEWS)
     found += [f"view {name} is missing" for name in sorted(needed - there)]

@@ -26,7 +26,7 @@ from reconciler.store import engine as store
 from reconciler.store import migrate, views
 from reconciler.store.dialect import dialect_word, is_postgresql
 from reconciler.store.engine import begin, read, require_schema
-from reconciler.store.schema import metadata
+from reconciler.store.schema import metadata, with_postgresql_options
 from tests.support.catalog import catalog
 from tests.support.databases import PostgreSQLDatabases
 
@@ -49,7 +49,7 @@ def test_an_upgrade_from_empty_makes_exactly_what_the_models_say(empty_engine: E
     migrated = found(empty_engine)
     migrate.downgrade(empty_engine, "base")
     with begin(empty_engine) as conn:
-        metadata.create_all(conn)
+        with_postgresql_options().create_all(conn)
         for statement in views.create_statements(dialect_word(conn)):
             conn.exec_driver_sql(statement.replace("%", "%%") if is_postgresql(conn) else statement)
     modelled = found(empty_engine)
