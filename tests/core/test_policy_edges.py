@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from reconciler.core.model import DEFAULT_LIMITS, END_CAPABILITY_MISSING, Counters, Detail, SubmissionFacts
+from reconciler.core.model import (
+    DEFAULT_LIMITS,
+    END_CAPABILITY_MISSING,
+    Counters,
+    Detail,
+    SubmissionFacts,
+    TurnEvidence,
+)
 from reconciler.core.policy import counters_after, decide
 from reconciler.core.states import AttemptEnd, DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
 from tests.support.policy import NOW, at, attempt, row, running, seen
@@ -98,3 +105,25 @@ def test_spent_attempts_were_never_begun_only_where_none_had_begun(
         last_attempt=attempt(begun=last_begun, end=AttemptEnd.CRASHED),
     )
     assert reason == decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS).reason
+
+
+def test_a_released_attempt_that_wrote_an_error_is_a_matter_of_its_provider_not_of_a_capability() -> None:
+    released = attempt(end=AttemptEnd.RELEASED, end_reason=END_CAPABILITY_MISSING)
+    facts = row(last_attempt=released, last_begun_end=AttemptEnd.RELEASED)
+    evidence = TurnEvidence(error_entry_id="last")
+    decision = decide(seen(Detail.PROVIDER_ERROR), facts, NOW, DEFAULT_LIMITS, evidence=evidence)
+    assert (9, Reason.PROVIDER_RETRY) == (decision.gate, decision.reason)
+
+
+@pytest.mark.parametrize(("end", "waits"), [(AttemptEnd.PARKED, False), (AttemptEnd.RELEASED, True)])
+def test_only_a_release_is_slowed_down_once_releases_are_used_up(end: AttemptEnd, waits: bool) -> None:
+    facts = row(
+        last_attempt=attempt(end=end),
+        last_begun_end=end,
+        attempts_spent=1,
+        attempts_begun=1,
+        releases=DEFAULT_LIMITS.releases_max,
+    )
+    decision = decide(seen(Detail.TOOL_RESULTS_READY), facts, NOW, DEFAULT_LIMITS)
+    assert decision.not_before is not None
+    assert waits == (decision.not_before > NOW)
