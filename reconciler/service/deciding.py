@@ -66,8 +66,11 @@ class Planned:
         row = self.gathered.row
         return Push(row.session_id, row.submission_id, row.revision, self.decision.reconcile_at)
 
-    def write(self, plan: ResumePlan | None, decided_by: str | None) -> DecisionWrite:
-        """Return the guarded write that carries the decision out."""
+    def write(self, plan: ResumePlan | None, decided_by: str | None, *, read_here: bool = True) -> DecisionWrite:
+        """Return the guarded write that carries the decision out.
+
+        *read_here*: the row was read in the transaction that writes.
+        """
         row, around, decision = self.gathered.row, self.gathered.around, self.decision
         lease = around.current.lease_expires_at if around.current is not None else None
         last = around.last
@@ -86,8 +89,8 @@ class Planned:
             inspection=None if self.gathered.error is not None else self.gathered.inspection,
             decided_by=decided_by,
             uses_unpark=row.current_attempt_id is None and last is not None and last.end_kind == AttemptEnd.PARKED,
-            last_seq=row.x_last_seq,
-            decision_count=row.decision_count,
+            last_seq=row.x_last_seq if read_here else None,
+            decision_count=row.decision_count if read_here else None,
         )
 
 

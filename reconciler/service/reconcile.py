@@ -24,7 +24,7 @@ from reconciler.errors import (
 )
 from reconciler.service.batches import ENDS_PASS, cursor_of, is_about_rows, one_per_native_session, within_bounds
 from reconciler.service.deciding import Decider, Judge, Planned
-from reconciler.service.report import Decided, PassReport
+from reconciler.service.report import SET_ASIDE_NAMED, Decided, PassReport, SetAside
 from reconciler.store.around import read_around
 from reconciler.store.dialect import db_now, is_sqlite
 from reconciler.store.engine import read, run_transaction
@@ -231,7 +231,9 @@ class _Pass:
             around = self._decider.surroundings(conn, rows)
             planned = self._decider.decide(conn, rows, around)
             plans = self._decider.plans(conn, planned)
-        return self._committed(lambda conn: self._carry_out(conn, planned, plans, db_now(conn), _Batch()))
+        return self._committed(
+            lambda conn: self._carry_out(conn, planned, plans, db_now(conn), _Batch(), read_here=False)
+        )
 
     def _committed(self, work: Callable[[Connection], _Batch]) -> _Batch:
         before = replace(self.report, settled=dict(self.report.settled))
@@ -296,11 +298,12 @@ class _Pass:
         *,
         scanned: int | None = None,
         ready: Sequence[DecisionRow] = (),
+        read_here: bool = True,
     ) -> _Batch:
         writes: list[DecisionWrite | DecisionRow] = []
         for one in planned:
             if one.decision.is_written:
-                write = one.write(plans[one.key], self._decided_by)
+                write = one.write(plans[one.key], self._decided_by, read_here=read_here)
                 self._decider.remember(one, write)
                 writes.append(write)
         written = len(writes)
@@ -388,9 +391,11 @@ class _Pass:
             raise error
         self.report.set_aside += 1
         self._left.add(key)
+        text = f"{type(error).__name__}: {error}"[:500]
+        if len(self.report.set_aside_rows) < SET_ASIDE_NAMED:
+            self.report.set_aside_rows.append(SetAside(*key, text))
         if self._dry_run:
             return
-        text = f"{type(error).__name__}: {error}"[:500]
         try:
             held = run_transaction(self._engine, lambda conn: self._hold(conn, key, text))
         except ENDS_PASS as failure:

@@ -77,7 +77,7 @@ class DecisionRow(NamedTuple):
     evidence: str | None
     inspection: str | None
     note: str | None
-    # As inspected, where the caller knows: the guard vouches for both.
+    # Where they were read in the transaction that writes: the guard vouches for both.
     last_seq: int | None = None
     decision_count: int | None = None
 

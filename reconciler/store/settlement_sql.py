@@ -304,17 +304,19 @@ def _decision_columns(rows: Rows, stamp: str) -> dict[str, Sequence[object]]:
     return columns
 
 
+# The version is asked for by the session's own update where there is one, the lease by the attempt's.
 _SUBMISSION_SQLITE: Final = _Statement(
     f"UPDATE submissions AS s SET {_set(':', ':now')}"
     " WHERE s.session_id = :session_id AND s.id = :submission_id AND s.revision = :guard_revision"
     " AND s.settled_at IS NULL AND s.current_attempt_id IS :guard_attempt"
-    " AND EXISTS (SELECT 1 FROM sessions x WHERE x.id = :session_id AND x.version = :guard_version)"
-    " AND (:guard_lease IS NULL OR EXISTS (SELECT 1 FROM attempts a WHERE a.session_id = :session_id"
-    " AND a.attempt_id = :guard_attempt AND a.lease_expires_at = :guard_lease))",
+    " AND (:added > 0 OR EXISTS (SELECT 1 FROM sessions x WHERE x.id = :session_id AND x.version = :guard_version))"
+    " AND (:guard_lease IS NULL OR :end_kind IS NOT NULL OR EXISTS (SELECT 1 FROM attempts a"
+    " WHERE a.session_id = :session_id AND a.attempt_id = :guard_attempt AND a.lease_expires_at = :guard_lease))"
 )
 _SESSION_SQLITE: Final = _Statement(
     "UPDATE sessions SET version = version + :added, last_seq = last_seq + :last_number,"
-    " leaf_entry_id = COALESCE(:new_leaf, leaf_entry_id), updated_at = :now WHERE id = :session_id"
+    " leaf_entry_id = COALESCE(:new_leaf, leaf_entry_id), updated_at = :now"
+    " WHERE id = :session_id AND version = :guard_version"
 )
 _SETTLEMENT_SQLITE: Final = _Statement(
     "INSERT INTO entries (session_id, seq, id, parent_id, kind, submission_id, content, is_synthetic, write_ahead,"
@@ -336,6 +338,7 @@ _PAYLOAD_SQLITE: Final = _Statement(
 _END_SQLITE: Final = _Statement(
     "UPDATE attempts SET ended_at = :now, end_kind = :end_kind"
     " WHERE session_id = :session_id AND attempt_id = :guard_attempt"
+    " AND (:guard_lease IS NULL OR lease_expires_at = :guard_lease)"
 )
 _ATTEMPT_SQLITE: Final = _Statement(
     "UPDATE attempts SET ended_at = CASE WHEN :end_kind IS NULL THEN ended_at ELSE :now END,"
@@ -361,39 +364,37 @@ _PUSH_SQLITE: Final = _Statement(
 def write_sqlite(conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: datetime) -> set[tuple[str, str]]:
     """Write everything with a constant number of statements; return the keys of the submissions that landed.
 
-    Differs on SQLite because it has no data-modifying CTE. The guard is in the update of the submissions, and mostly
-    all land. Where one doesn't, what was written is taken back, and the guard is read for each: what lost it is left
-    out.
+    Differs on SQLite because it has no data-modifying CTE. Rows that were read in this transaction, which keeps all
+    others out, are as they were: the guard is in their updates, and all must land. For others the guard is read first,
+    and what lost it is left out.
+
+    Raises:
+        StoreConflict: rows that were said to be read in this transaction are not as they were read; take it back.
     """
     stamp = utc_text(now)
-    landed: set[tuple[str, str]] = set()
+    if any(row.last_seq is None for row in rows.decisions):
+        rows = _landing(conn, rows)
     if rows.decisions:
-        if any(row.last_seq is None for row in rows.decisions) or not _write_all(conn, rows, stamp):
-            rows = _landing(conn, rows)
-            if rows.decisions and not _write_all(conn, rows, stamp):  # pragma: no cover - the transaction is immediate
-                raise StoreConflict("could not write decisions: what was read of their rows did not hold")
-        landed = {(row.session_id, row.submission_id) for row in rows.decisions}
+        _write_all(conn, rows, stamp)
     if pushes:
         _PUSH_SQLITE.run(conn, _columns(PushRow, pushes, stamp))
-    return landed
+    return {(row.session_id, row.submission_id) for row in rows.decisions}
 
 
-def _write_all(conn: Connection, rows: Rows, stamp: str) -> bool:
-    """Write all of *rows*, or nothing where one of them is not the one that was inspected."""
+def _write_all(conn: Connection, rows: Rows, stamp: str) -> None:
     columns = _decision_columns(rows, stamp)
-    conn.exec_driver_sql("SAVEPOINT decisions")
-    if _SUBMISSION_SQLITE.run(conn, columns) != len(rows.decisions):
-        conn.exec_driver_sql("ROLLBACK TO decisions")
-        conn.exec_driver_sql("RELEASE decisions")
-        return False
-    _DECISION_SQLITE.run(conn, columns)
+    landed = _SUBMISSION_SQLITE.run(conn, columns) == len(rows.decisions)
     if sums := _session_sums(rows.decisions):
-        _SESSION_SQLITE.run(conn, {**sums, "now": [stamp] * len(sums["session_id"])})
+        count = len(sums["session_id"])
+        landed = _SESSION_SQLITE.run(conn, {**sums, "now": [stamp] * count}) == count and landed
+    if ending := _where(columns, "end_kind"):
+        landed = _END_SQLITE.run(conn, ending) == len(ending["end_kind"]) and landed
+    if not landed:
+        raise StoreConflict("could not write decisions: their rows are not as they were read in the same transaction")
+    _DECISION_SQLITE.run(conn, columns)
     if settling := _where(columns, "settles"):
         _SETTLEMENT_SQLITE.run(conn, settling)
         _SETTLEMENT_PAYLOAD_SQLITE.run(conn, settling)
-    if ending := _where(columns, "end_kind"):
-        _END_SQLITE.run(conn, ending)
     if rows.entries:
         columns = _columns(EntryRow, rows.entries, stamp)
         last_seqs = {row.session_id: row.last_seq for row in rows.decisions}
@@ -402,8 +403,6 @@ def _write_all(conn: Connection, rows: Rows, stamp: str) -> bool:
         _PAYLOAD_SQLITE.run(conn, columns)
     if rows.attempts:
         _ATTEMPT_SQLITE.run(conn, _columns(AttemptRow, rows.attempts, stamp))
-    conn.exec_driver_sql("RELEASE decisions")
-    return True
 
 
 def _where(columns: Mapping[str, Sequence[object]], name: str) -> Mapping[str, Sequence[object]]:
@@ -446,13 +445,18 @@ def _lands(row: DecisionRow, guard: GuardRow) -> bool:
 
 def _session_sums(decisions: Sequence[DecisionRow]) -> dict[str, Sequence[object]]:
     """Return what the sessions become, as columns; nothing where no session changes."""
-    sums: dict[str, tuple[int, int, str | None]] = {}
+    sums: dict[str, tuple[int, int, int, str | None]] = {}
     for row in decisions:
         if row.added:
-            added, last_number, new_leaf = sums.get(row.session_id, (0, 0, None))
-            leaf = SETTLEMENT_ID_PREFIX + row.submission_id if row.kind.becomes_leaf else new_leaf
-            sums[row.session_id] = (added + row.added, max(last_number, row.last_number), leaf)
+            leaf = SETTLEMENT_ID_PREFIX + row.submission_id if row.kind.becomes_leaf else None
+            before = sums.get(row.session_id)
+            if before is None:
+                sums[row.session_id] = (row.guard_version, row.added, row.last_number, leaf)
+            else:
+                version, added, last_number, new_leaf = before
+                last_number = max(last_number, row.last_number)
+                sums[row.session_id] = (version, added + row.added, last_number, leaf or new_leaf)
     if not sums:
         return {}
-    added_, numbers, leaves = zip(*sums.values(), strict=True)
-    return {"session_id": list(sums), "added": added_, "last_number": numbers, "new_leaf": leaves}
+    names = ("guard_version", "added", "last_number", "new_leaf")
+    return {"session_id": list(sums), **dict(zip(names, zip(*sums.values(), strict=True), strict=True))}

@@ -97,8 +97,8 @@ class DecisionWrite:
     # For the attempt that ends: the digest of the call that ended it, so that a repeat is recognised.
     end_digest: str | None = None
     end_reason: str | None = None
-    # The session's last seq and the row's number of decisions, as inspected: where both are given, SQLite need not read
-    # them again.
+    # The session's last seq and the row's number of decisions, where they were read in the transaction that writes:
+    # SQLite need not read them, and the guard, again.
     last_seq: int | None = None
     decision_count: int | None = None
 
