@@ -165,9 +165,7 @@ def test_many_files_are_read_a_piece_at_a_time_the_newest_first(
     assert [["4", "3"], ["2", "1"], ["0"], []] == [[Path(name).stem for name in found.read] for found in rounds]
 
 
-def test_a_single_look_sees_and_tells_everything(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_look_sees_and_tells_everything(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "READS_MAX", 2)
     monkeypatch.setattr(watch, "CHANGES_MAX", 1)
     for number in range(5):
