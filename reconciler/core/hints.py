@@ -122,13 +122,21 @@ def _true(field: str) -> Callable[[Payload], bool | None]:
 
 
 def _schema_behind(payload: Payload) -> dict[str, str | None] | None:
-    """Fire where the schema found is not the one needed; the value is both."""
+    """Fire where the schema found is older than the one needed, or there is none; the value is both.
+
+    One that is newer, or another program's, can't be upgraded.
+    """
     for schema in _values(payload, "schema"):
         if isinstance(schema, Mapping) and {"found", "needed"} <= schema.keys():
             found, needed = schema["found"], schema["needed"]
-            if isinstance(needed, str) and (found is None or isinstance(found, str)) and found != needed:
+            if isinstance(needed, str) and (found is None or _is_older(found, needed)):
                 return {"found": found, "needed": needed}
     return None
+
+
+def _is_older(found: object, needed: str) -> bool:
+    # Revisions are numbers of one width.
+    return isinstance(found, str) and found.isdecimal() and len(found) == len(needed) and found < needed
 
 
 def _epochs_spent(payload: Payload) -> int | None:
@@ -155,6 +163,9 @@ def _unknown_effects(payload: Payload) -> list[str] | None:
     status = payload.get("status")
     if payload.get("origin") != SessionOrigin.NATIVE or not isinstance(status, str) or status not in _IDLE:
         return None
+    if not any(_values(payload, "inspection.input_entry_id")):
+        # Not begun: the calls are those of one before it, which may be at work.
+        return None
     names = [call.get("call_id") for call in _values(payload, "inspection.dispatch") if _may_have_run(call)]
     return [name for name in names if isinstance(name, str) and name] or None
 
@@ -167,6 +178,51 @@ def _open_unknown(payload: Payload) -> int | None:
     if SubmissionStatus.RUNNING in found or _IDLE.isdisjoint(found):
         return None
     return _count(sum(1 for call in _values(payload, "open_calls") if _may_have_run(call)))
+
+
+# What makes a record unfit to go on from, whoever releases it.
+_DAMAGED: Final = frozenset({Reason.INTEGRITY_HOLD.value, Reason.INSPECTION_ERROR.value})
+
+
+def _is_damaged(payload: Payload) -> bool:
+    """Tell whether a submission's record can't be gone on from: a release is refused then."""
+    inspection = payload.get("inspection")
+    sound = isinstance(inspection, Mapping) and inspection.get("integrity") is None
+    return not sound and any(reason in _DAMAGED for reason in _values(payload, "next.reason"))
+
+
+def _held(*, damaged: bool) -> Callable[[Payload], str | None]:
+    """Fire where a submission waits for a person, in a damaged record or in a sound one."""
+    waits = _one_of("next.action", (DecisionAction.HOLD,))
+    return lambda payload: waits(payload) if _is_damaged(payload) is damaged else None
+
+
+def _spent(*, settled: bool) -> Callable[[Payload], str | None]:
+    """Fire where a budget ran out of a submission of a native session that is *settled*, or may get another attempt."""
+    spent = _one_of("decisions.reason", _SPENT)
+
+    def fire(payload: Payload) -> str | None:
+        status = payload.get("status")
+        if payload.get("origin") != SessionOrigin.NATIVE or (status == SubmissionStatus.SETTLED) is not settled:
+            return None
+        if not settled:
+            aborting = Reason.ABORT_REQUESTED in _values(payload, "next.reason")
+            # Parked or held it waits for an answer, not for an attempt.
+            if aborting or payload.get("held_at") is not None or status == SubmissionStatus.WAITING:
+                return None
+        return spent(payload)
+
+    return fire
+
+
+def _read_files(name: str) -> Callable[[Payload], int | None]:
+    """Fire where files that could be read have members of the list *name*; the value is their number."""
+
+    def fire(payload: Payload) -> int | None:
+        files = [file for file in _values(payload, "files") if isinstance(file, Mapping) and file.get("format")]
+        return _count(sum(1 for file in files for value in _values(file, name) if value is not None))
+
+    return fire
 
 
 def _failed_checks(name: str) -> Callable[[Payload], str | None]:
@@ -315,8 +371,18 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "explain",
         "release",
         "next.action",
-        _one_of("next.action", (DecisionAction.HOLD,)),
+        _held(damaged=False),
         lambda _v, _p: "it waits for a person: release it, settle it or abort it",
+    ),
+    FollowupHintRule(
+        "explain",
+        "settle",
+        "next.action",
+        _held(damaged=True),
+        lambda _v, _p: (
+            "its record is damaged: settle it, abort it, or let it go on from an entry that is sound"
+            " (release --repair-leaf)"
+        ),
     ),
     FollowupHintRule(
         "explain",
@@ -336,10 +402,15 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "explain",
         "retry",
         "decisions.reason",
-        _one_of("decisions.reason", _SPENT),
-        lambda value, _p: (
-            f"a budget is spent ({value}): retry grants one more attempt, or names the way to submit it again"
-        ),
+        _spent(settled=False),
+        lambda value, _p: f"a budget is spent ({value}): retry grants one more attempt",
+    ),
+    FollowupHintRule(
+        "explain",
+        "submit",
+        "decisions.reason",
+        _spent(settled=True),
+        lambda value, _p: f"a budget was spent ({value}), and an outcome never changes: submit --again runs it anew",
     ),
     # show
     FollowupHintRule(
@@ -361,7 +432,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "inspect",
         "import",
         "files.problems",
-        _listed("files.problems"),
+        _read_files("problems"),
         lambda value, _p: (
             f"{_many(value, 'problem')} in these files: an import keeps what can be kept and lists each by line"
         ),
@@ -380,7 +451,7 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
         "import",
         "inspect",
         "files.problems",
-        _listed("files.problems"),
+        _read_files("problems"),
         lambda value, _p: f"{_many(value, 'problem')} in these files, each listed by line",
     ),
     FollowupHintRule(
@@ -431,9 +502,9 @@ FOLLOWUP_HINT_RULES: Final[tuple[FollowupHintRule, ...]] = (
     FollowupHintRule(
         "doctor",
         "db upgrade",
-        "checks",
-        _failed_checks("schema"),
-        lambda _v, _p: "the schema is not the one that this program needs",
+        "schema",
+        _schema_behind,
+        lambda value, _p: f"the database has schema {value['found'] or 'none'}, this program needs {value['needed']}",
     ),
     FollowupHintRule(
         "doctor",

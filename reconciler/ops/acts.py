@@ -85,14 +85,17 @@ def retry(asked: Asked) -> Reply:
             raise AlreadySettled(
                 f'cannot retry "{name}": it is settled {row.outcome}, and an outcome never changes',
                 detail={"outcome": row.outcome},
-                hint=f"submit its payload anew: {command('submit --again', name)}",
+                hint=_anew(row, name),
             )
         if row.session_origin != "native":
             raise SessionMirrored(f'cannot retry "{name}": its session is mirrored, another program owns it')
         if row.abort_requested_at is not None:
             raise Conflict(f'cannot retry "{name}": its abort was asked for', hint="the next pass settles it")
         if row.held_at is not None:
-            raise Conflict(f'cannot retry "{name}": it is held ({row.held_reason})', hint=f"{command('release', name)}")
+            raise Conflict(
+                f'cannot retry "{name}": it is held ({row.held_reason})',
+                hint=f"see what it is held for, and what ends that: {command('explain', name)}",
+            )
         if row.status == SubmissionStatus.WAITING:
             raise Conflict(
                 f'cannot retry "{name}": it is parked and waits for an answer', hint="answer it, or abort it"
@@ -113,6 +116,15 @@ def retry(asked: Asked) -> Reply:
         )
 
     return perform(asked, work)
+
+
+def _anew(row: Any, name: str) -> str:
+    """Return how settled work is done once more, where that is possible."""
+    if isinstance(row, Pruned):
+        return "its payload is gone: submit it with its payload, under another id"
+    if row.session_origin != "native":
+        return "its session is mirrored: give the prompt to the program that owns it, or own the session (import --own)"
+    return f"submit its payload anew: {command('submit --again', name)}"
 
 
 def _nothing_to_retry(conn: Connection, row: Any, lease_left_s: float | None) -> str | None:

@@ -99,10 +99,10 @@ class Asked:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Give a connection that sees one state of the database and cannot write."""
-        from reconciler.store.engine import read
+        """Give a connection that sees one state of the database and cannot write; what it can't read it passes over."""
+        from reconciler.store.lenient import read_leniently
 
-        with read(self.desk.engine) as conn:
+        with read_leniently(self.desk.engine) as conn:
             yield conn
 
 

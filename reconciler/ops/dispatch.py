@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from reconciler.core.hints import with_followup_hints
-from reconciler.errors import InvalidInput, ReconcilerError, RowUnreadable
+from reconciler.errors import DatabaseInvalid, InvalidInput, ReconcilerError, RowUnreadable
 from reconciler.ops.asking import Answer, Asked, Desk, Reply
 from reconciler.ops.entry import Database, Entry
 from reconciler.ops.exits import EXIT_USAGE, exit_of_answer, exit_of_error
@@ -37,17 +37,30 @@ def ask(name: str, params: Mapping[str, Any] | None, desk: Desk) -> Answer:
         asked = Asked(entry, _checked(entry, params or {}), desk, frozenset(params or {}), datetime.now(UTC))
         reply = _answer(asked)
     except ReconcilerError as error:
+        if isinstance(error, DatabaseInvalid) and error.detail is None:
+            # Without the database's own word it is about a value.
+            error = _unreadable(params or {}, error.message)
         payload = redact({"error": error.as_dict()})
         return Answer(name, payload, exit_of_error(error), time.monotonic() - started)
     except (ValueError, KeyError, TypeError) as error:
         # A stored value that something else wrote: whoever asks is looking at just such a row, and needs words.
-        unreadable = RowUnreadable(f"cannot read what is stored: {type(error).__name__}: {error}")
+        unreadable = _unreadable(params or {}, f"{type(error).__name__}: {error}")
         payload = redact({"error": unreadable.as_dict()})
         return Answer(name, payload, exit_of_error(unreadable), time.monotonic() - started)
     payload = redact(reply.payload)
     if desk.hints:
         payload = with_followup_hints(name, payload)
     return Answer(name, payload, exit_of_answer(name, asked.params, payload), time.monotonic() - started)
+
+
+_NAMING: Final = ("session", "submission", "again", "operation", "job", "subject")
+
+
+def _unreadable(params: Mapping[str, Any], reason: str) -> RowUnreadable:
+    """Return the error about what was asked for, by its name where the call gave one."""
+    names = [params[name] for name in _NAMING if params.get(name)]
+    of = f' of "{"/".join(map(str, names))}"' if names else ""
+    return RowUnreadable(f"cannot read what is stored{of}: {reason}")
 
 
 def usage_error(message: str, hint: str | None = None) -> Answer:

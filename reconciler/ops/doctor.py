@@ -8,13 +8,16 @@ from typing import Final
 
 from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import Database, Entry, Example
+from reconciler.ops.payloads import SCHEMA_STATE
 from reconciler.ops.render import Payload, Style, plain
 from reconciler.ops.shapes import FLAG, TEXT, listing, maybe, shape, words
 
 DOCTOR: Final = shape(
     database=TEXT,
     reachable=FLAG,
-    # The worst of them.
+    # Null where it could not be read, or is one that `db upgrade` knows no way from.
+    schema=maybe(SCHEMA_STATE),
+    # The worst of the checks.
     status=words("ok", "warning", "error"),
     checks=listing(shape(name=TEXT, status=words("ok", "warning", "error"), message=TEXT, hint=maybe(TEXT))),
 )
@@ -52,6 +55,7 @@ def doctor(asked: Asked) -> Reply:
         {
             "database": asked.desk.database_name,
             "reachable": found.reachable,
+            "schema": None if found.schema is None else {"found": found.schema.found, "needed": found.schema.needed},
             "status": worst.value,
             "checks": [
                 {

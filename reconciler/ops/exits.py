@@ -71,8 +71,8 @@ def _once(_params: Payload, payload: Payload) -> int:
 
 def _explain(_params: Payload, payload: Payload) -> int:
     following = payload["next"]
-    needs = payload["held_at"] is not None or "hold" in (following["action"], following["advice"])
-    return EXIT_NEEDS_PERSON if needs else EXIT_DONE
+    is_held = payload["held_at"] is not None or "hold" in (following["action"], following["advice"])
+    return EXIT_NEEDS_PERSON if is_held or payload["unreadable"] else EXIT_DONE
 
 
 def _files(_params: Payload, payload: Payload) -> int:
@@ -142,7 +142,8 @@ RULES: Final[Mapping[str, Callable[[Payload, Payload], int]]] = MappingProxyType
     {
         "once": _once,
         "explain": _explain,
-        "show": _needs_person_where(lambda payload: payload["damage"]),
+        "show": _needs_person_where(lambda payload: payload["damage"] or payload["unreadable"]),
+        "list": _needs_person_where(lambda payload: any(row["unreadable"] for row in payload["submissions"])),
         "inspect": _files,
         "import": _files,
         "watch": _needs_person_where(

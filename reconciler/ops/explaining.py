@@ -10,10 +10,10 @@ from sqlalchemy.engine import Connection
 from reconciler.core.model import Limits, SubmissionInspection
 from reconciler.core.states import DecisionAction, Reason
 from reconciler.core.subturn import ResumePlan
-from reconciler.errors import InvalidInput
+from reconciler.errors import InvalidInput, ReconcilerError
 from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.naming import named_submission
-from reconciler.ops.values import instant, parsed, texts
+from reconciler.ops.values import instant, known_word, parsed, texts, unreadable_in
 from reconciler.ops.words import NOTHING_LEFT, rule_of_detail, rule_of_reason
 from reconciler.service.deciding import Preview, preview
 from reconciler.store import queries
@@ -46,8 +46,10 @@ def explain(asked: Asked) -> Reply:
         inspection = None if ahead.facts.inspection_error is not None else _inspection(ahead, row)
         following = _held(row, ahead) if _waits_held(row, ahead) else _next(ahead)
         plan_shown = _plan_payload(ahead.plan, plan if ahead.decision.reason is Reason.DECISION_STANDS else None)
+    own = _limits_of(asked.desk.limits, plan["limits"])
     payload = {
         **_row_payload(row),
+        "unreadable": [text for text in (unreadable_in(row), own) if isinstance(text, str)],
         "inspection": inspection,
         "guards": {
             "session_version": row["session_version"],
@@ -56,7 +58,7 @@ def explain(asked: Asked) -> Reply:
             "owner": row["owner"],
             "lease_expires_at": instant(row["lease_expires_at"]),
         },
-        "budgets": _budgets(row, limits_for(asked.desk.limits, parsed(plan["limits"]) or {})),
+        "budgets": None if isinstance(own, str) else _budgets(row, own),
         "next": following,
         "plan": plan_shown,
         "decision_count": row["decision_count"],
@@ -74,8 +76,8 @@ def _row_payload(row: Row) -> dict[str, Any]:
         "submission_id": row["id"],
         "session_id": row["session_id"],
         "origin": row["origin"],
-        "status": row["status"],
-        "outcome": row["outcome"],
+        "status": known_word("status", row["status"]),
+        "outcome": known_word("outcome", row["outcome"]),
         "outcome_reason": row["outcome_reason"],
         "outcome_detail": row["outcome_detail"],
         "recovered": row["recovered"],
@@ -122,6 +124,7 @@ def _pruned(conn: Connection, hit: Hit) -> dict[str, Any]:
         "held_at": None,
         "held_reason": None,
         "late_evidence": None,
+        "unreadable": [],
         "inspection": None,
         "guards": None,
         "budgets": None,
@@ -131,6 +134,15 @@ def _pruned(conn: Connection, hit: Hit) -> dict[str, Any]:
         "decisions": [],
         "attempts": [],
     }
+
+
+def _limits_of(limits: Limits, own: str | None) -> Limits | str:
+    """Return a submission's limits; in words what is wrong with its own, where they can't be read or don't fit."""
+    try:
+        return limits_for(limits, own)
+    except (ReconcilerError, ValueError, TypeError) as error:
+        reason = error.message if isinstance(error, ReconcilerError) else str(error)
+        return f'limits holds "{own!s:.60}": {reason}'
 
 
 def _budgets(row: Row, limits: Limits) -> dict[str, Any]:

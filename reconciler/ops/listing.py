@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from reconciler.core.canonical import canonical_json
 from reconciler.core.states import DecisionAction
+from reconciler.core.unreadable import UnreadableInstant
 from reconciler.errors import InvalidInput
 from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.entry import parse_instant
 from reconciler.ops.parameters import PAGE_ROWS_MAX
-from reconciler.ops.values import from_token, instant, to_token
+from reconciler.ops.values import from_token, instant, known_word, to_token, unreadable_in
 from reconciler.store.listing import TAIL_OVERLAP_S, Filters, Place, Which, decisions_since, submissions_page
 from reconciler.store.queries import Row
 
@@ -72,7 +73,7 @@ def _page_token(place: Place, made_with: str) -> str:
         {
             "f": made_with,
             "s": place.settled,
-            "at": instant(place.at),
+            **({"raw": place.at.text} if isinstance(place.at, UnreadableInstant) else {"at": instant(place.at)}),
             "session": place.session_id,
             "submission": place.submission_id,
         }
@@ -88,7 +89,9 @@ def _place(token: str, made_with: str, now: datetime) -> Place:
     session, submission, settled = found.get("session"), found.get("submission"), found.get("s")
     if not isinstance(session, str) or not isinstance(submission, str) or not isinstance(settled, bool):
         raise InvalidInput("cannot read the page given", hint="give the next_page of an earlier answer")
-    return Place(settled, parse_instant("page", found.get("at"), now), session, submission)
+    raw = found.get("raw")
+    at = UnreadableInstant.of(raw) if isinstance(raw, str) else parse_instant("page", found.get("at"), now)
+    return Place(settled, at, session, submission)
 
 
 def _listed(row: Row, late: datetime) -> dict[str, Any]:
@@ -97,9 +100,9 @@ def _listed(row: Row, late: datetime) -> dict[str, Any]:
     return {
         "session_id": row["session_id"],
         "submission_id": row["submission_id"],
-        "origin": row["origin"],
-        "status": "settled" if settled else row["status"],
-        "outcome": row.get("outcome"),
+        "origin": known_word("origin", row["origin"]),
+        "status": "settled" if settled else known_word("status", row["status"]),
+        "outcome": known_word("outcome", row.get("outcome")),
         "reason": row["reason"] if settled else row["decision_reason"],
         "detail": row["detail"] if settled else row["decision_detail"],
         "action": DecisionAction.SETTLE.value if settled else row["decision_action"],
@@ -122,6 +125,7 @@ def _listed(row: Row, late: datetime) -> dict[str, Any]:
         "attempts_spent": row["attempts_spent"],
         "crashes_in_row": row["crashes_in_row"],
         "provider_errors": row["provider_errors"],
+        "unreadable": unreadable_in(row),
     }
 
 

@@ -19,11 +19,13 @@ from reconciler.core.canonical import canonical_json
 from reconciler.core.states import Outcome
 from reconciler.errors import (
     Conflict,
+    DatabaseInvalid,
     InvalidInput,
     LimitExceeded,
     NotFound,
     NothingSelected,
     ReconcilerError,
+    RowUnreadable,
     StoreConflict,
     StoreFault,
 )
@@ -230,10 +232,11 @@ def _previewed(asked: Asked, members: list[tuple[str, str]]) -> Reply:
         try:
             reply = act(one)
             items.append(_item(number, session_id, submission_id, reply.payload["result"], reply.payload["message"]))
-        except StoreFault:
-            raise
-        except ReconcilerError as error:
-            items.append(_item(number, session_id, submission_id, "refused", error.message, error.code))
+        except (ReconcilerError, ValueError, KeyError, TypeError) as error:
+            refused = _about_the_row(error)
+            if refused is None:
+                raise
+            items.append(_item(number, session_id, submission_id, "refused", refused.message, refused.code))
     count = len(members)
     message = f"{asked.entry.name} of {count} submissions" if count else "the filter selects nothing"
     return Reply(
@@ -375,6 +378,18 @@ def _work_off(asked: Asked, operation_id: str) -> Operation:
     return _operation(asked, operation_id)
 
 
+def _about_the_row(error: Exception) -> ReconcilerError | None:
+    """Return the error that one item is refused with; None where it is no matter of the item."""
+    if isinstance(error, DatabaseInvalid) and error.detail is None:
+        # Without the database's own word it is about a value.
+        return RowUnreadable(error.message)
+    if isinstance(error, StoreFault):
+        return None
+    if isinstance(error, ReconcilerError):
+        return error
+    return RowUnreadable(f"{type(error).__name__}: {error}")
+
+
 def _do(asked: Asked, operation_id: str, item: Item) -> bool:
     """Act on one item; False where it was taken back."""
     from reconciler.store import operations as store
@@ -398,11 +413,12 @@ def _do(asked: Asked, operation_id: str, item: Item) -> bool:
             if tried < _TRIES - 1:
                 continue
             raise
-        except StoreFault:
-            # No matter of this item: the operation stays open, and is resumed.
-            raise
-        except ReconcilerError as error:
-            refusal = canonical_json({"message": error.message, "code": error.code, "hint": error.hint})
+        except (ReconcilerError, ValueError, KeyError, TypeError) as error:
+            refused = _about_the_row(error)
+            if refused is None:
+                # No matter of this item: the operation stays open, and is resumed.
+                raise
+            refusal = canonical_json({"message": refused.message, "code": refused.code, "hint": refused.hint})
             return run_transaction(
                 asked.desk.engine,
                 partial(

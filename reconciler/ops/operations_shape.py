@@ -71,7 +71,7 @@ _ROW: Final[dict[str, Shape]] = {
     "filter": ANY,
     "operator": maybe(TEXT),
     "reason": maybe(TEXT),
-    "created_at": INSTANT,
+    "created_at": maybe(INSTANT),
     "finished_at": maybe(INSTANT),
     **_COUNTS,
 }

@@ -61,7 +61,7 @@ STATUS: Final = shape(
     silent_instances=maybe(COUNT),
     missed_slots=maybe(COUNT),
     # The last one that did something: a pass that finds nothing to do leaves no row.
-    last_pass=maybe(shape(pass_id=TEXT, finished_at=INSTANT, took_s=NUMBER, scanned=COUNT)),
+    last_pass=maybe(shape(pass_id=TEXT, finished_at=maybe(INSTANT), took_s=NUMBER, scanned=COUNT)),
 )
 
 LIST: Final = shape(
@@ -69,8 +69,8 @@ LIST: Final = shape(
         shape(
             session_id=TEXT,
             submission_id=TEXT,
-            origin=_ORIGIN,
-            status=_STATUS,
+            origin=maybe(_ORIGIN),
+            status=maybe(_STATUS),
             outcome=maybe(_OUTCOME),
             # Of the outcome; of the last decision where there is none yet.
             reason=maybe(TEXT),
@@ -81,7 +81,7 @@ LIST: Final = shape(
             blocked=FLAG,
             overdue=FLAG,
             is_head=FLAG,
-            admitted_at=INSTANT,
+            admitted_at=maybe(INSTANT),
             settled_at=maybe(INSTANT),
             recovered=maybe(FLAG),
             claimable_from=maybe(INSTANT),
@@ -95,6 +95,8 @@ LIST: Final = shape(
             attempts_spent=COUNT,
             crashes_in_row=COUNT,
             provider_errors=COUNT,
+            # What of the row can't be read, in words: such fields are null. Null where all can be read.
+            unreadable=maybe(TEXT),
         )
     ),
     next_page=maybe(TEXT),
@@ -104,24 +106,26 @@ _CALL: Final = shape(entry_id=TEXT, position=COUNT, call_id=TEXT, dispatch=words
 
 SHOW: Final = shape(
     session_id=TEXT,
-    origin=_ORIGIN,
+    origin=maybe(_ORIGIN),
     version=COUNT,
     leaf_entry_id=maybe(TEXT),
-    created_at=INSTANT,
-    updated_at=INSTANT,
-    source=maybe(shape(source_id=TEXT, format=TEXT, locator=TEXT, quiet_since=INSTANT, owned_at=maybe(INSTANT))),
+    created_at=maybe(INSTANT),
+    updated_at=maybe(INSTANT),
+    source=maybe(shape(source_id=TEXT, format=TEXT, locator=TEXT, quiet_since=maybe(INSTANT), owned_at=maybe(INSTANT))),
     entry_count=COUNT,
     # Older entries that were left out.
     left_out=COUNT,
     damage=maybe(TEXT),
+    # What of the stored rows can't be read, in words: such fields are null.
+    unreadable=listing(TEXT),
     submissions=listing(
         shape(
             submission_id=TEXT,
-            status=_STATUS,
+            status=maybe(_STATUS),
             outcome=maybe(_OUTCOME),
             reason=maybe(TEXT),
             held_reason=maybe(TEXT),
-            admitted_at=INSTANT,
+            admitted_at=maybe(INSTANT),
             settled_at=maybe(INSTANT),
         )
     ),
@@ -144,7 +148,7 @@ SHOW: Final = shape(
             is_sidechain=FLAG,
             on_active_path=FLAG,
             is_leaf=FLAG,
-            created_at=INSTANT,
+            created_at=maybe(INSTANT),
             text=maybe(TEXT),
             # Only the beginning is shown.
             text_cut=FLAG,
@@ -180,7 +184,7 @@ EXPLAIN: Final = shape(
     submission_id=TEXT,
     session_id=TEXT,
     origin=maybe(_ORIGIN),
-    status=_STATUS,
+    status=maybe(_STATUS),
     outcome=maybe(_OUTCOME),
     outcome_reason=maybe(TEXT),
     outcome_detail=maybe(TEXT),
@@ -194,6 +198,8 @@ EXPLAIN: Final = shape(
     held_at=maybe(INSTANT),
     held_reason=maybe(TEXT),
     late_evidence=ANY,
+    # What of the stored rows can't be read, in words: such fields are null.
+    unreadable=listing(TEXT),
     # Null where the row was pruned, or the record could not be inspected.
     inspection=maybe(INSPECTION),
     guards=maybe(
@@ -231,7 +237,7 @@ EXPLAIN: Final = shape(
     decisions=listing(
         shape(
             number=COUNT,
-            decided_at=INSTANT,
+            decided_at=maybe(INSTANT),
             decided_by=maybe(TEXT),
             pass_id=maybe(TEXT),
             action=TEXT,
@@ -256,7 +262,7 @@ EXPLAIN: Final = shape(
             attempt_id=TEXT,
             number=COUNT,
             owner=TEXT,
-            claimed_at=INSTANT,
+            claimed_at=maybe(INSTANT),
             begun_at=maybe(INSTANT),
             progress_at=maybe(INSTANT),
             ended_at=maybe(INSTANT),
@@ -272,7 +278,7 @@ TAIL: Final = shape(
             session_id=TEXT,
             submission_id=TEXT,
             number=COUNT,
-            decided_at=INSTANT,
+            decided_at=maybe(INSTANT),
             decided_by=maybe(TEXT),
             action=TEXT,
             advice=maybe(TEXT),
@@ -369,6 +375,8 @@ ONCE: Final = shape(
     locked=COUNT,
     # Rows that could not be decided or written, and were set aside (held, where that was possible).
     set_aside=COUNT,
+    # The first of them, each with the reason.
+    set_aside_rows=listing(shape(session_id=TEXT, submission_id=TEXT, error=TEXT)),
     # Ended leases that this process may not judge yet.
     unjudged=COUNT,
     # A limit ended the pass: there may be more that is due.

@@ -41,7 +41,7 @@ _EPOCH_FIELDS: Final = {
     "rejected": COUNT,
     "buffer_max": maybe(COUNT),
     "evicted": COUNT,
-    "opened_at": INSTANT,
+    "opened_at": maybe(INSTANT),
     "closed_at": maybe(INSTANT),
 }
 _ANSWER_FIELDS: Final = {
@@ -81,7 +81,7 @@ HISTORY: Final = shape(
             used=COUNT,
             step_key=maybe(TEXT),
             evicted_edit_id=maybe(TEXT),
-            stepped_at=INSTANT,
+            stepped_at=maybe(INSTANT),
         )
     ),
     rejected_edits=listing(
@@ -89,8 +89,8 @@ HISTORY: Final = shape(
             edit_id=TEXT,
             worst_drop=NUMBER,
             count=COUNT,
-            first_at=INSTANT,
-            last_at=INSTANT,
+            first_at=maybe(INSTANT),
+            last_at=maybe(INSTANT),
             forgiven_at=maybe(INSTANT),
         )
     ),

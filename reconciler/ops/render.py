@@ -50,6 +50,7 @@ _COLOURS: Final = {
     "failed": _BAD,
     "aborted": _WARN,
     "held": _BAD,
+    "damaged": _BAD,
     "hold": _BAD,
     "uncertain": _WARN,
     "continuable": _WARN,

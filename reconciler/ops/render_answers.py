@@ -81,6 +81,8 @@ def _status(payload: Payload, style: Style) -> list[str]:
 
 
 def _state(row: Item) -> str:
+    if row["unreadable"]:
+        return "damaged"
     if row["held_at"] is not None:
         return "held"
     if row["outcome"]:
@@ -113,6 +115,12 @@ def _list(payload: Payload, style: Style) -> list[str]:
     if not rows:
         return ["no submissions"]
     lines = table(rows, _LIST_COLUMNS, style)
+    lines += [
+        f"{style.paint('damaged:', 31)} {plain(row['session_id'])}/{plain(row['submission_id'])}:"
+        f" {plain(row['unreadable'])}; see `reconciler fsck`"
+        for row in rows
+        if row["unreadable"]
+    ]
     if payload["next_page"]:
         lines += ["", style.dim(f"more: --page {payload['next_page']}")]
     return lines
@@ -212,6 +220,9 @@ def _once(payload: Payload, style: Style) -> list[str]:
     lines = [f"{head} {payload['scanned']}" + (f": {', '.join(did)}" if did else ": nothing to do")]
     if payload["pass_id"] and not payload["dry_run"] and did:
         lines.append(style.dim(f"pass {plain(payload['pass_id'])}"))
+    for row in payload["set_aside_rows"]:
+        name = f"{plain(row['session_id'])}/{plain(row['submission_id'])}"
+        lines.append(f"{style.paint('set aside:', 31)} {name}: {plain(row['error'])}; see `reconciler fsck`")
     return lines
 
 

@@ -41,6 +41,7 @@ def show(payload: Payload, style: Style) -> list[str]:
             ("version", payload["version"]),
             ("leaf", payload["leaf_entry_id"]),
             ("damage", payload["damage"]),
+            *(("unreadable", text) for text in payload["unreadable"]),
         ],
         style,
     )
@@ -111,6 +112,7 @@ def explain(payload: Payload, style: Style) -> list[str]:
             ("settled", when(payload["settled_at"])),
             ("pruned", when(payload["pruned_at"])),
             ("late evidence", payload["late_evidence"]),
+            *(("unreadable", text) for text in payload["unreadable"]),
         ],
         style,
     )

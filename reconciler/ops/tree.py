@@ -12,7 +12,7 @@ from reconciler.core.pairing import describe_open_calls, open_refs, pair_tree
 from reconciler.ops.asking import Asked, Reply
 from reconciler.ops.graph import draw
 from reconciler.ops.naming import no_such_session
-from reconciler.ops.values import instant, text_of_stored, texts
+from reconciler.ops.values import instant, known_word, text_of_stored, texts, unreadable_in
 from reconciler.store import queries
 from reconciler.store.queries import Row
 
@@ -42,7 +42,7 @@ def show(asked: Asked) -> Reply:
     leaf = session["leaf_entry_id"]
     payload = {
         "session_id": session_id,
-        "origin": session["origin"],
+        "origin": known_word("origin", session["origin"]),
         "version": session["version"],
         "leaf_entry_id": leaf,
         "created_at": instant(session["created_at"]),
@@ -51,6 +51,7 @@ def show(asked: Asked) -> Reply:
         "entry_count": count,
         "left_out": max(0, count - len(ordered)),
         "damage": damage,
+        "unreadable": _unreadable(session, submissions, ordered),
         "submissions": [_submission(row) for row in submissions],
         "open_calls": [
             {
@@ -67,6 +68,20 @@ def show(asked: Asked) -> Reply:
         ],
     }
     return Reply(payload)
+
+
+def _unreadable(session: Row, submissions: Sequence[Row], entries: Sequence[Row]) -> list[str]:
+    rows: list[tuple[str, Row, tuple[str, ...]]] = [("its row", session, ())]
+    rows += [(f'submission "{row["id"]}"', row, ()) for row in submissions]
+    rows += [(f'entry "{row["id"]}"', row, ("tool_call_ids",)) for row in entries]
+    return [f"{name}: {fault}" for name, row, columns in rows if (fault := unreadable_in(row, json_columns=columns))]
+
+
+def _texts_of(row: Row) -> list[str]:
+    try:
+        return texts(row["tool_call_ids"])
+    except ValueError:
+        return []
 
 
 def _active_path(conn: Connection, session: Row, rows: Sequence[Row], limit: int) -> tuple[list[Row], str | None]:
@@ -127,7 +142,7 @@ def _entry(row: Row) -> SessionEntry:
         submission_id=row["submission_id"],
         attempt_id=row["attempt_id"],
         stop_reason=row["stop_reason"],
-        tool_call_ids=tuple(texts(row["tool_call_ids"])),
+        tool_call_ids=tuple(_texts_of(row)),
         tool_call_id=row["tool_call_id"],
         content=row["content"],
         is_synthetic=row["is_synthetic"],
@@ -148,7 +163,7 @@ def _node(row: Row, line: str, said: tuple[str | None, bool], *, on_path: bool, 
         "submission_id": row["submission_id"],
         "attempt_id": row["attempt_id"],
         "stop_reason": row["stop_reason"],
-        "tool_call_ids": texts(row["tool_call_ids"]),
+        "tool_call_ids": _texts_of(row),
         "tool_call_id": row["tool_call_id"],
         "is_synthetic": row["is_synthetic"],
         "is_sidechain": row["is_sidechain"],
@@ -163,8 +178,8 @@ def _node(row: Row, line: str, said: tuple[str | None, bool], *, on_path: bool, 
 def _submission(row: Row) -> dict[str, Any]:
     return {
         "submission_id": row["id"],
-        "status": row["status"],
-        "outcome": row["outcome"],
+        "status": known_word("status", row["status"]),
+        "outcome": known_word("outcome", row["outcome"]),
         "reason": row["outcome_reason"] or row["decision_reason"],
         "held_reason": row["held_reason"],
         "admitted_at": instant(row["admitted_at"]),

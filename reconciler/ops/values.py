@@ -8,16 +8,49 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
+from reconciler.core.states import Outcome, SessionOrigin, SubmissionStatus
+from reconciler.core.unreadable import UnreadableInstant
 from reconciler.errors import InvalidInput
 
 
 def instant(value: datetime | None) -> str | None:
     """Return an instant as RFC 3339 text in UTC, microseconds and Z."""
-    if value is None:
+    if value is None or isinstance(value, UnreadableInstant):
         return None
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+# Words that a column holds one of; another one is no program's of ours.
+_WORDS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "status": frozenset(SubmissionStatus),
+        "origin": frozenset(SessionOrigin),
+        "outcome": frozenset(Outcome),
+    }
+)
+
+
+def known_word(column: str, value: Any) -> str | None:
+    """Return a stored word where the column has such a one, else None."""
+    return value if value in _WORDS[column] else None
+
+
+def unreadable_in(row: Mapping[Any, Any], *, json_columns: Iterable[str] = ()) -> str | None:
+    """Return what of a stored row can't be read, in words; None where all can."""
+    found = [f'{name} holds "{value.text:.60}"' for name, value in row.items() if isinstance(value, UnreadableInstant)]
+    for name, words in _WORDS.items():
+        value = row.get(name)
+        if value is not None and value not in words:
+            found.append(f'{name} holds "{value!s:.60}"')
+    for name in json_columns:
+        try:
+            json.loads(row[name] or "null")
+        except ValueError:
+            found.append(f'{name} holds "{row[name]!s:.60}"')
+    return ", ".join(found) or None
 
 
 def texts(stored: str | None) -> list[str]:

@@ -88,7 +88,10 @@ def _admit_again(conn: Connection, asked: Asked) -> Reply:
     if isinstance(row, Pruned) or original is None:
         raise NotFound(f'cannot submit "{name}" again: its payload is gone', hint="submit it with its payload")
     if row.status != SubmissionStatus.SETTLED:
-        raise Conflict(f'cannot submit "{name}" again: it has no outcome yet', hint=f"{command('retry', name)}")
+        raise Conflict(
+            f'cannot submit "{name}" again: it has no outcome yet',
+            hint=f"see what it waits for: {command('explain', name)}",
+        )
     found = _AGAIN.match(hit.submission_id)
     base, number = (found["base"], int(found["number"])) if found else (hit.submission_id, 1)
     for step in range(1, _AGAIN_MAX):
@@ -173,5 +176,6 @@ def _together(first: PassReport, second: PassReport) -> PassReport:
         scanned=first.scanned + max(0, second.scanned - first.unjudged),
         settled={word: count + second.settled[word] for word, count in first.settled.items()},
         left_alone=first.left_alone - first.unjudged + second.left_alone,
+        set_aside_rows=[*first.set_aside_rows, *second.set_aside_rows],
         **summed,
     )

@@ -353,6 +353,8 @@ class Daemon:
         self._passes += 1
         self._last_pass = (datetime.now(UTC), report)
         self._count_pass(report, took_s)
+        for row in report.set_aside_rows:
+            emit("row.set_aside", session_id=row.session_id, submission_id=row.submission_id, error=row.error)
         did_something = report.written or report.conflicts or report.set_aside or report.more
         if did_something:
             emit("pass.finished", **_canonical_line(report, took_s))

@@ -16,9 +16,9 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from reconciler.core.model import DEFAULT_LIMITS, Limits
-from reconciler.errors import DatabaseUnavailable, ReconcilerError
+from reconciler.errors import DatabaseUnavailable, ReconcilerError, SchemaMismatch
 from reconciler.store import health
-from reconciler.store.engine import file_of, read, schema_state
+from reconciler.store.engine import SCHEMA_REVISIONS, SchemaState, file_of, read, require_schema, schema_state
 from reconciler.store.migrate import differences
 from reconciler.store.queries import Counts, count_all
 
@@ -63,6 +63,8 @@ class Examination:
 
     findings: tuple[Finding, ...]
     reachable: bool = True
+    # As found, where `db upgrade` can do something about it.
+    schema: SchemaState | None = None
 
 
 def _ok(name: str, message: str) -> Finding:
@@ -91,7 +93,7 @@ def examine(
         findings.append(
             _bad("schema", f'there is no SQLite file "{path}"', "make it with `reconciler db upgrade`, or name another")
         )
-        return Examination(tuple(findings))
+        return Examination(tuple(findings), schema=SchemaState(None))
     started = time.monotonic()
     try:
         state = schema_state(engine)
@@ -102,14 +104,7 @@ def examine(
     took = time.monotonic() - started
     findings.insert(0, _ok("database", f"it answers ({took * 1000:.0f} ms)"))
     if not state.matches:
-        found = state.found or "none of ours"
-        findings.append(
-            _bad(
-                "schema",
-                f"the schema is {found}, needed is {state.needed}",
-                "stop what uses it, back it up, then `reconciler db upgrade`",
-            )
-        )
+        findings.append(_schema(engine))
     else:
         findings.append(_ok("schema", f"it is the one needed: {state.needed}"))
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
@@ -125,7 +120,17 @@ def examine(
             return Examination(tuple(findings), reachable=False)
         except (ReconcilerError, OSError) as error:
             findings.append(_warn(name, f"this could not be checked: {error}", "see the message"))
-    return Examination(tuple(findings))
+    can_upgrade = state.found in SCHEMA_REVISIONS or (state.found is None and state.empty)
+    return Examination(tuple(findings), schema=state if can_upgrade else None)
+
+
+def _schema(engine: Engine) -> Finding:
+    """Return what is wrong with the schema, in the words of whoever would refuse it."""
+    try:
+        require_schema(engine, for_writing=False)
+    except SchemaMismatch as error:
+        return _bad("schema", error.message, error.hint or "see the message")
+    return _ok("schema", "it is the one needed since a moment ago")
 
 
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from reconciler.store.around import read_around
 from reconciler.store.engine import read, run_transaction
 from reconciler.store.facts import decision_on_record, limits_for, read_settlement, settlement_outcome, stands
 from reconciler.store.fsck import CHECKS, GLOBAL_CHECKS, Breach, Check, Repair, SessionRange
+from reconciler.store.lenient import read_leniently
 from reconciler.store.operations import close_if_done
 from reconciler.store.passes import lock_rows
 from reconciler.store.settlements import DecisionWrite, Landed, apply_decisions
@@ -156,8 +157,9 @@ class _Run:
 
     def page(self, after: str, size: int) -> SessionRange:
         found: list[Finding] = []
-        with read(self._engine) as conn:
+        with read_leniently(self._engine) as conn:
             of, count = store.session_page(conn, after=after, limit=size)
+            found += [_of_unreadable(one) for one in store.unreadable(conn, of)]
             for check in CHECKS:
                 found += [_of_breach(breach) for breach in store.run_check(conn, check, of)]
             found += self._queued_again(conn, of)
@@ -173,8 +175,9 @@ class _Run:
 
     def rest(self) -> None:
         """Check what belongs to no session."""
-        with read(self._engine) as conn:
-            found = [_of_breach(breach) for check in GLOBAL_CHECKS for breach in store.run_check(conn, check, None)]
+        with read_leniently(self._engine) as conn:
+            found = [_of_unreadable(one) for one in store.unreadable(conn, None)]
+            found += [_of_breach(breach) for check in GLOBAL_CHECKS for breach in store.run_check(conn, check, None)]
             found += list(_judge_steps(store.step_rows(conn)))
         self._take(found)
 
@@ -217,17 +220,8 @@ class _Run:
             if len(keys) > 1:
                 return [finding for key in keys for finding in self._finished(conn, [key])]
             ((session_id, submission_id),) = keys
-            return [
-                Finding(
-                    "unreadable",
-                    "I10",
-                    session_id,
-                    submission_id,
-                    f"its rows hold a value that can't be read: {type(error).__name__}: {error}",
-                    "mend the value with SQL, or restore the row from a backup",
-                    Mending.PERSON,
-                )
-            ]
+            text = f"its rows hold a value that can't be read: {type(error).__name__}: {error}"
+            return [_unreadable(session_id, submission_id, text)]
 
     # --- repairing ---------------------------------------------------------------------------------------------------
 
@@ -249,9 +243,10 @@ class _Run:
             done = run_transaction(self._engine, lambda conn: self._mend(conn, finding))
         except DatabaseUnavailable:
             raise
-        except ReconcilerError as error:
+        except (ReconcilerError, ValueError, KeyError, TypeError) as error:
             # One bad row never stops the check.
-            return _with(finding, Mending.PERSON, f"it could not be repaired: {error.message}")
+            reason = error.message if isinstance(error, ReconcilerError) else f"{type(error).__name__}: {error}"
+            return _with(finding, Mending.PERSON, f"it could not be repaired: {reason}")
         return _with(finding, Mending.REPAIRED if done else Mending.GONE)
 
     def _mend(self, conn: Connection, finding: Finding) -> bool:
@@ -297,6 +292,16 @@ class _Run:
             note="fsck",
         )
         return isinstance(apply_decisions(conn, [write], now=around.now)[0], Landed)
+
+
+def _unreadable(session_id: str, submission_id: str | None, found: str) -> Finding:
+    way_out = "mend the value with SQL, or restore the row from a backup"
+    return Finding("unreadable", "I10", session_id, submission_id, found, way_out, Mending.PERSON)
+
+
+def _of_unreadable(one: store.Unreadable) -> Finding:
+    found = f'the column {one.column} of its row in {one.table} holds "{one.value}", which can\'t be read'
+    return _unreadable(one.session_id, one.submission_id, found)
 
 
 def _of_breach(breach: Breach) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from reconciler.core.model import Decision, Inspection, SubmissionFacts
 from reconciler.core.states import Outcome
@@ -22,6 +23,19 @@ class Decided:
     plan: ResumePlan | None = None
     landed: bool | None = None
     refused: str | None = None
+
+
+# Rows set aside that a report names.
+SET_ASIDE_NAMED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A row that could not be decided or written, and why."""
+
+    session_id: str
+    submission_id: str
+    error: str
 
 
 @dataclass(slots=True)
@@ -43,6 +57,8 @@ class PassReport:
     conflicts: int = 0
     locked: int = 0
     set_aside: int = 0
+    # The first of them, with the reason.
+    set_aside_rows: list[SetAside] = field(default_factory=list)
     # Ended leases that this process may not judge yet, and in how many seconds it may judge all of them.
     unjudged: int = 0
     judge_after_s: float = 0.0
@@ -69,6 +85,10 @@ class PassReport:
             "locked": self.locked,
             "advised": self.advised,
             "set_aside": self.set_aside,
+            "set_aside_rows": [
+                {"session_id": row.session_id, "submission_id": row.submission_id, "error": row.error}
+                for row in self.set_aside_rows
+            ],
             "unjudged": self.unjudged,
             "more": self.more,
         }

@@ -19,10 +19,12 @@ from sqlalchemy.engine import Connection
 
 from reconciler.core.model import INPUT_ID_PREFIX
 from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.facts import are_readable_limits
 from reconciler.store.fence import AttemptRef
+from reconciler.store.schema import submissions
 from reconciler.store.sending import send
 from reconciler.store.settlement_sql import array_literal
-from reconciler.store.types import UtcDateTime
+from reconciler.store.types import UtcDateTime, is_utc_text
 
 # How many rows the first search looks at beyond what is asked for, and how many sessions the second one steps over.
 CANDIDATES_MAX: Final = 256
@@ -140,21 +142,67 @@ def claim(conn: Connection, call: ClaimCall, *, repeated: bool) -> ClaimResult:
     if repeated and (before := _claimed_before(conn, call.claim_key)):
         return ClaimResult(before, call.after_session)
     if call.session_id is not None:
-        found = _lock_keys(conn, _head(conn, call.session_id), 1)
-        return ClaimResult(_take(conn, call, found) if found else (), call.after_session)
+        found = _sound(conn, _lock_keys(conn, _head(conn, call.session_id), 1))
+        return ClaimResult(_take(conn, call, _keys(found)) if found else (), call.after_session)
     wanted = len(call.attempt_ids)
     found, oldest = _lock_oldest(conn, wanted, call.floor)
     next_session = ""
     if len(found) < wanted and _is_crowded(conn):
         # The oldest rows wait behind others of their sessions: look at the heads of all sessions, in turn.
         heads, next_session = _heads(conn, call.after_session, wanted)
-        found += _lock_keys(conn, [key for key in heads if key not in found], wanted - len(found))
+        met = set(_keys(found))
+        found += _lock_keys(conn, [key for key in heads if key not in met], wanted - len(found))
+    found = _sound(conn, found)
     if not found:
         return ClaimResult((), next_session, oldest)
-    return ClaimResult(_take(conn, call, found), next_session, oldest)
+    return ClaimResult(_take(conn, call, _keys(found)), next_session, oldest)
 
 
 Keys = list[tuple[str, str]]
+
+
+class _Locked(NamedTuple):
+    """A claimable row under its lock, with what other hands may have made unreadable."""
+
+    session_id: str
+    id: str
+    limits: str | None
+    plan: str | None
+    deadline_at: datetime | str | None
+
+
+def _keys(found: Sequence[_Locked]) -> Keys:
+    return [(row.session_id, row.id) for row in found]
+
+
+# --- rows that can't be read -----------------------------------------------------------------------------------------
+
+# At a new revision no decision stands: nobody claims it, and the next pass decides afresh, which holds what can't be
+# read of the row's own and makes a plan anew.
+_TO_A_PASS: Final = (
+    sa.update(submissions)
+    .where(submissions.c.session_id == sa.bindparam("at_session"), submissions.c.id == sa.bindparam("at_submission"))
+    .values(revision=submissions.c.revision + 1, not_before=None, reconcile_at=sa.bindparam("now", type_=UtcDateTime()))
+)
+
+
+def _sound(conn: Connection, found: list[_Locked]) -> list[_Locked]:
+    """Return the rows that can be carried out; the others are left to a pass, so that they keep nobody waiting."""
+    faulty = [row for row in found if _is_faulty(row)]
+    if not faulty:
+        return found
+    now = db_now(conn)
+    conn.execute(_TO_A_PASS, [{"at_session": row.session_id, "at_submission": row.id, "now": now} for row in faulty])
+    return [row for row in found if row not in faulty]
+
+
+def _is_faulty(row: _Locked) -> bool:
+    # Only what a pass faults too: what it finds sound would go to and fro between the two for ever.
+    if row.limits is not None and not are_readable_limits(row.limits):
+        return True
+    if row.plan is not None and (row.plan[:1], row.plan[-1:]) != ("{", "}"):
+        return True
+    return isinstance(row.deadline_at, str) and not is_utc_text(row.deadline_at)
 
 
 # --- searching -------------------------------------------------------------------------------------------------------
@@ -166,18 +214,21 @@ def _for_driver(text: str) -> str:
 
 
 _STABLE_NOW: Final = "now()"  # the start of the transaction: an index bound; what is too young is asked again below
+# A deadline that Python has no instant for.
+_NO_DEADLINE: Final = "CASE WHEN s.deadline_at >= '10000-01-01' THEN 'infinity' END"
 _FLOOR: Final = " AND q.not_before >= COALESCE(:floor::timestamptz, '-infinity')"
 _LOCK_OLDEST_PG: Final = _for_driver(
     f"WITH c AS MATERIALIZED ({_OLDEST.format(now=_STABLE_NOW, floor=_FLOOR)})"
     # Read as far as it is needed, and its first row is the oldest.
-    " SELECT s.session_id, s.id, (SELECT f.not_before FROM c f LIMIT 1) FROM c JOIN sessions x ON x.id = c.session_id"
+    f" SELECT s.session_id, s.id, s.limits, s.plan, {_NO_DEADLINE}, (SELECT f.not_before FROM c f LIMIT 1) FROM c"
+    " JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=_STABLE_NOW)}"
     " ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted FOR UPDATE OF x, s SKIP LOCKED"
 )
 _LOCK_KEYS_PG: Final = sa.text(
     "WITH c AS (SELECT * FROM unnest(CAST(:sessions AS text[]), CAST(:submissions AS text[])) AS c(session_id, id))"
-    " SELECT s.session_id, s.id FROM c JOIN sessions x ON x.id = c.session_id"
+    f" SELECT s.session_id, s.id, s.limits, s.plan, {_NO_DEADLINE} FROM c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=_STABLE_NOW)} LIMIT :wanted FOR UPDATE OF x, s SKIP LOCKED"
 )
@@ -192,7 +243,8 @@ _CROWDED_PG: Final = sa.text(_CROWDED.format(now=_STABLE_NOW))
 _NOW: Final = sa.bindparam("now", type_=UtcDateTime())
 # Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped.
 _OLDEST_SQLITE: Final = sa.text(
-    f"SELECT s.session_id, s.id FROM ({_OLDEST.format(now=':now', floor='')}) c JOIN sessions x ON x.id = c.session_id"
+    "SELECT s.session_id, s.id, s.limits, s.plan, s.deadline_at"
+    f" FROM ({_OLDEST.format(now=':now', floor='')}) c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
 ).bindparams(_NOW)
@@ -201,13 +253,13 @@ _HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
 
 
-def _lock_oldest(conn: Connection, wanted: int, floor: datetime | None) -> tuple[Keys, datetime | None]:
+def _lock_oldest(conn: Connection, wanted: int, floor: datetime | None) -> tuple[list[_Locked], datetime | None]:
     parameters: dict[str, Any] = {"depth": CANDIDATES_MAX + wanted, "wanted": wanted}
     if is_postgresql(conn):
         (found,) = send(conn, (_LOCK_OLDEST_PG, {**parameters, "floor": floor}))
-        return [(row[0], row[1]) for row in found], found[0][2] if found else None
+        return [_Locked._make(row[:5]) for row in found], found[0][5] if found else None
     rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
-    return [(row.session_id, row.id) for row in rows], None
+    return [_Locked._make(row) for row in rows], None
 
 
 def _is_crowded(conn: Connection) -> bool:
@@ -242,16 +294,22 @@ def _head(conn: Connection, session_id: str) -> Keys:
     return [(row.session_id, row.id) for row in rows]
 
 
-def _lock_keys(conn: Connection, keys: Keys, wanted: int) -> Keys:
-    if not is_postgresql(conn):
-        return keys[:wanted]
+_KEYS_SQLITE: Final = sa.text(
+    "SELECT s.session_id, s.id, s.limits, s.plan, s.deadline_at FROM json_each(:keys) k JOIN submissions s"
+    " ON s.session_id = json_extract(k.value, '$[0]') AND s.id = json_extract(k.value, '$[1]') ORDER BY k.key"
+)
+
+
+def _lock_keys(conn: Connection, keys: Keys, wanted: int) -> list[_Locked]:
     if not keys:
         return []
+    if not is_postgresql(conn):
+        return [_Locked._make(row) for row in conn.execute(_KEYS_SQLITE, {"keys": json.dumps(keys[:wanted])})]
     rows = conn.execute(
         _LOCK_KEYS_PG,
         {"sessions": [key[0] for key in keys], "submissions": [key[1] for key in keys], "wanted": wanted},
     )
-    return [(row.session_id, row.id) for row in rows]
+    return [_Locked._make(row) for row in rows]
 
 
 # --- taking ----------------------------------------------------------------------------------------------------------

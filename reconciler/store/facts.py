@@ -73,6 +73,15 @@ def limits_for(limits: Limits, own: str | Mapping[str, Any] | None) -> Limits:
     return validate_limits(replace(limits, **given), error=InvalidInput)
 
 
+def are_readable_limits(own: str) -> bool:
+    """Return whether limits that a submission brought can be read; whether they fit the settings is another matter."""
+    try:
+        given = json.loads(own)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(given, dict) and given.keys() <= SUBMISSION_LIMITS
+
+
 def read_settlement(payload: str | None) -> Mapping[str, Any]:
     """Return what a settlement entry carries; an empty mapping where it can't be read (another program's)."""
     if payload is None:

@@ -20,20 +20,22 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from reconciler.core.states import SubmissionStatus
-from reconciler.store.dialect import db_now, for_update
+from reconciler.core.states import AttemptEnd, Outcome, SessionOrigin, SubmissionStatus
+from reconciler.store.dialect import db_now, for_update, is_postgresql, sound_instant, valid_json
 from reconciler.store.fence import Pruned, lock_submission
 from reconciler.store.schema import (
     attempts,
     decisions,
     entries,
     entry_payloads,
+    metadata,
     refine_epochs,
     refine_steps,
     sessions,
     settled_ids,
     submissions,
 )
+from reconciler.store.types import UtcDateTime
 
 # Findings of one check that one page lists.
 FINDINGS_PER_PAGE: Final = 200
@@ -414,6 +416,84 @@ def run_check(conn: Connection, check: Check, of: SessionRange | None) -> list[B
     # The statements are constants of this file; every value is bound.
     found = conn.execute(sa.text(f"{text} ORDER BY 1, 2 LIMIT :most"), parameters)
     return [Breach(check, row[0], row[1], row[2]) for row in found]
+
+
+# --- values that can't be read ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A stored value that this program did not write: where it stands, and how it begins."""
+
+    table: str
+    column: str
+    session_id: str
+    submission_id: str | None
+    value: str
+
+
+_JSON_COLUMNS: Final = {
+    "submissions": ("limits", "plan", "pending_calls", "entity_hints", "late_evidence"),
+    "attempts": ("plan",),
+    "entries": ("tool_call_ids",),
+    "decisions": ("evidence", "inspection", "plan"),
+}
+_WORDS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    ("sessions", "origin"): tuple(SessionOrigin),
+    ("submissions", "status"): tuple(SubmissionStatus),
+    ("submissions", "outcome"): tuple(Outcome),
+    ("attempts", "end_kind"): tuple(AttemptEnd),
+}
+_SHOWN_CHARACTERS: Final = 80
+
+
+def unreadable(conn: Connection, of: SessionRange | None) -> Iterator[Unreadable]:
+    """Yield what can't be read in the rows of a range of sessions; without one, in the rows of no session.
+
+    Instants that are none, texts that are no JSON, words of no program of ours.
+    """
+    for table in metadata.sorted_tables:
+        session_id = table.c.id if table is sessions else table.c.get("session_id")
+        if (session_id is None) == (of is None):
+            yield from _unreadable_in(conn, table, session_id, of)
+
+
+def _unreadable_in(
+    conn: Connection, table: sa.Table, session_id: sa.Column[str] | None, of: SessionRange | None
+) -> Iterator[Unreadable]:
+    faults = list(_faults(conn, table))
+    if not faults:
+        return
+    submission_id = table.c.id if table is submissions else table.c.get("submission_id")
+    key = session_id if session_id is not None else next(iter(table.primary_key))
+    query = sa.select(
+        key,
+        sa.null() if submission_id is None else submission_id,
+        sa.case(*((fault, sa.literal(column.name)) for column, fault in faults)),
+        sa.case(*((fault, sa.func.substr(_as_text(conn, column), 1, _SHOWN_CHARACTERS)) for column, fault in faults)),
+    ).where(sa.or_(*(fault for _, fault in faults)))
+    if of is not None and session_id is not None:
+        query = query.where(session_id > of.after)
+        if of.until is not None:
+            query = query.where(session_id <= of.until)
+    for row in conn.execute(query.order_by(*table.primary_key).limit(FINDINGS_PER_PAGE)):
+        yield Unreadable(table.name, row[2], str(row[0]), row[1], str(row[3]))
+
+
+def _as_text(conn: Connection, column: sa.Column[Any]) -> sa.ColumnElement[str]:
+    return sa.cast(column, sa.Text()) if is_postgresql(conn) else sa.type_coerce(column, sa.Text())
+
+
+def _faults(conn: Connection, table: sa.Table) -> Iterator[tuple[sa.Column[Any], sa.ColumnElement[bool]]]:
+    for column in table.c:
+        if isinstance(column.type, UtcDateTime):
+            yield column, sa.and_(column.is_not(None), sa.not_(sound_instant(column)))
+        elif column.name in _JSON_COLUMNS.get(table.name, ()):
+            is_json = valid_json(conn, column)
+            if is_json is not None:
+                yield column, sa.and_(column.is_not(None), sa.not_(is_json))
+        elif (table.name, column.name) in _WORDS:
+            yield column, column.not_in(_WORDS[table.name, column.name])
 
 
 def submission_rows(conn: Connection, of: SessionRange) -> Iterator[Any]:

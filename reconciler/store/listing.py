@@ -169,8 +169,10 @@ def _part(
     keys = (
         sa.select(view.c.session_id, view.c.submission_id).where(*conditions).order_by(*order).limit(limit).cte("keys")
     )
+    # Without lengths of time, which nobody lists: PostgreSQL can't take an infinite instant from another.
+    columns = [column for column in view.c if not isinstance(column.type, sa.Float)]
     whole = (
-        sa.select(view)
+        sa.select(*columns)
         .select_from(
             keys.join(
                 view, sa.and_(view.c.session_id == keys.c.session_id, view.c.submission_id == keys.c.submission_id)

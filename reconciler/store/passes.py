@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, get_type_hints
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from reconciler.core.unreadable import UnreadableInstant
 from reconciler.errors import DatabaseInvalid
-from reconciler.store.dialect import array_literal, fetch_tuples, is_postgresql, upsert
+from reconciler.store.dialect import Doubtful, array_literal, fetch_tuples, is_postgresql, upsert
 from reconciler.store.schema import passes, submissions
 from reconciler.store.types import utc_from_text, utc_text
 
@@ -150,7 +151,7 @@ def scan_due(
         found = fetch_tuples(
             conn, _PG_SCAN + (_LOCKED if lock else ""), {**parameters, "cutoff": cutoff, "at": start.reconcile_at}
         )
-        return [DueRow(*row) for row in found]
+        return _from_postgresql(found)
     found = fetch_tuples(
         conn, _SQLITE_SCAN, {**parameters, "cutoff": utc_text(cutoff), "at": utc_text(start.reconcile_at)}
     )
@@ -167,7 +168,7 @@ def lock_rows(conn: Connection, keys: Sequence[Key], *, lock: bool = True) -> li
     found = fetch_tuples(
         conn, _by_key(conn) + (_LOCKED if lock and is_postgresql(conn) else ""), key_parameters(conn, keys)
     )
-    return [DueRow(*row) for row in found] if is_postgresql(conn) else [_from_sqlite(row) for row in found]
+    return _from_postgresql(found) if is_postgresql(conn) else [_from_sqlite(row) for row in found]
 
 
 def _by_key(conn: Connection) -> str:
@@ -182,6 +183,22 @@ def key_parameters(conn: Connection, keys: Sequence[Key]) -> dict[str, Any]:
             "submissions": array_literal([key[1] for key in keys]),
         }
     return {"keys": json.dumps(keys)}
+
+
+def _from_postgresql(rows: Sequence[Sequence[Any]]) -> list[DueRow]:
+    if not isinstance(rows, Doubtful):
+        return [DueRow(*row) for row in rows]
+    return [_from_doubtful(row) for row in rows]
+
+
+def _from_doubtful(row: Sequence[Any]) -> DueRow:
+    values = list(row)
+    fault = None
+    for place in _INSTANT_PLACES:
+        if isinstance(values[place], UnreadableInstant):
+            fault = f'column {_ROW_COLUMNS[place]}: cannot read the time "{values[place].text}"'
+            values[place] = None
+    return DueRow._make([*values, fault])
 
 
 def _from_sqlite(row: Sequence[Any]) -> DueRow:

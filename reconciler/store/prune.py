@@ -22,7 +22,7 @@ from reconciler.core.canonical import canonical_json
 from reconciler.core.model import INPUT_ID_PREFIX, KIND_SUBMISSION_SETTLED
 from reconciler.core.states import Outcome, SubmissionStatus
 from reconciler.errors import Conflict, NotFound
-from reconciler.store.dialect import db_now, for_update, in_list, insert_ignore
+from reconciler.store.dialect import db_now, for_update, in_list, insert_ignore, sound_instant
 from reconciler.store.schema import (
     STATUS_SETTLED,
     attempts,
@@ -81,7 +81,8 @@ class SettledPlace:
 
 
 def _before(column: sa.ColumnElement[Any], cutoff: datetime) -> sa.ColumnElement[bool]:
-    return column < sa.bindparam(None, cutoff, type_=column.type, unique=True)
+    # What holds no instant is not old: it needs a person, who finds it only while it is there.
+    return sa.and_(column < sa.bindparam(None, cutoff, type_=column.type, unique=True), sound_instant(column))
 
 
 def _old_enough(cutoffs: Cutoffs) -> sa.ColumnElement[bool]:

@@ -5,14 +5,17 @@ Knows nothing of tables, connections or clocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from reconciler.core.unreadable import UnreadableInstant
 from reconciler.errors import DatabaseInvalid, InvalidInput
 
 # Canonical JSON (core/canonical.py): text on both databases, never jsonb, so that what comes back is what went in.
@@ -37,6 +40,19 @@ def utc_text(value: datetime) -> str:
     return instant.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
+_LENIENT: Final[ContextVar[bool]] = ContextVar("reconciler_lenient", default=False)
+
+
+@contextmanager
+def lenient() -> Iterator[None]:
+    """Within this block columns give an `UnreadableInstant` where they hold no instant."""
+    token = _LENIENT.set(True)
+    try:
+        yield
+    finally:
+        _LENIENT.reset(token)
+
+
 def utc_from_text(text: str) -> datetime:
     """Return the aware UTC instant of a text that `utc_text` wrote.
 
@@ -52,6 +68,15 @@ def utc_from_text(text: str) -> datetime:
     return value.astimezone(UTC)
 
 
+def is_utc_text(text: str) -> bool:
+    """Return whether a stored text is an instant."""
+    try:
+        utc_from_text(text)
+    except DatabaseInvalid:
+        return False
+    return True
+
+
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware UTC instant: ``timestamptz`` on PostgreSQL, ``YYYY-MM-DDTHH:MM:SS.ffffffZ`` text on SQLite.
 
@@ -65,13 +90,16 @@ class UtcDateTime(TypeDecorator[datetime]):
         """Return the type that the database stores."""
         # Differs on SQLite because it has no time type: text of fixed width sorts as instants do.
         if dialect.name == "postgresql":
-            return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
-        return dialect.type_descriptor(sqlite.TEXT())
+            return dialect.type_descriptor(sa.TIMESTAMP(timezone=True))
+        return dialect.type_descriptor(sa.TEXT())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """Return what the driver takes."""
         if value is None:
             return None
+        if isinstance(value, UnreadableInstant):
+            # Compared with as it is stored: a page goes on behind a row whatever it holds.
+            return value.text
         text = utc_text(value)
         return value.astimezone(UTC) if dialect.name == "postgresql" else text
 
@@ -83,7 +111,14 @@ class UtcDateTime(TypeDecorator[datetime]):
         """Return the stored instant, aware and in UTC."""
         if value is None:
             return None
-        return value.astimezone(UTC) if isinstance(value, datetime) else utc_from_text(value)
+        if isinstance(value, datetime):
+            return value if isinstance(value, UnreadableInstant) else value.astimezone(UTC)
+        if not _LENIENT.get():
+            return utc_from_text(value)
+        try:
+            return utc_from_text(value)
+        except DatabaseInvalid:
+            return UnreadableInstant.of(str(value))
 
 
 # STRICT tables on SQLite know INTEGER, TEXT, REAL and BLOB only; its INTEGER holds 64 bits.

@@ -64,7 +64,20 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     ("explain", {"next": {"action": "hold"}}, "hold", "it waits for a person: release it, settle it or abort it"),
     (
         "explain",
-        {"origin": "native", "status": "queued", "inspection": {"dispatch": calls("c1", "c2", "c3", "c4")}},
+        {"next": {"action": "hold", "reason": "integrity_hold"}, "inspection": {"integrity": "cycle"}},
+        "hold",
+        (
+            "its record is damaged: settle it, abort it, or let it go on from an entry that is sound"
+            " (release --repair-leaf)"
+        ),
+    ),
+    (
+        "explain",
+        {
+            "origin": "native",
+            "status": "queued",
+            "inspection": {"input_entry_id": "in", "dispatch": calls("c1", "c2", "c3", "c4")},
+        },
         ["c1", "c2", "c3", "c4"],
         "what became of 4 tool calls is unknown (c1, c2, c3 and 1 more)",
     ),
@@ -76,9 +89,15 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     ),
     (
         "explain",
-        {"decisions": [{"reason": "resume"}, {"reason": "attempts_exhausted"}]},
+        {"origin": "native", "status": "queued", "decisions": [{"reason": "resume"}, {"reason": "never_begun"}]},
+        "never_begun",
+        "a budget is spent (never_begun): retry grants one more attempt",
+    ),
+    (
+        "explain",
+        {"origin": "native", "status": "settled", "decisions": [{"reason": "attempts_exhausted"}]},
         "attempts_exhausted",
-        "a budget is spent (attempts_exhausted): retry grants one more attempt, or names the way to submit it again",
+        "a budget was spent (attempts_exhausted), and an outcome never changes: submit --again runs it anew",
     ),
     (
         "show",
@@ -94,7 +113,7 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     ),
     (
         "inspect",
-        {"files": [{"problems": [{"line": 3}]}, {"problems": [{"line": 4}, {"line": 9}]}]},
+        {"files": [{"format": "pi", "problems": [{"line": 3}]}, {"format": "pi", "problems": [{"line": 4}, {}]}]},
         3,
         "3 problems in these files: an import keeps what can be kept and lists each by line",
     ),
@@ -104,7 +123,12 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
         ["c1"],
         "1 tool call without a result (c1): nothing runs them again",
     ),
-    ("import", {"files": [{"problems": [{"line": 3}]}]}, 1, "1 problem in these files, each listed by line"),
+    (
+        "import",
+        {"files": [{"format": "pi", "problems": [{"line": 3}]}]},
+        1,
+        "1 problem in these files, each listed by line",
+    ),
     (
         "import",
         {"files": [{"submissions": [{"integrity": "cycle"}, {"integrity": None}]}]},
@@ -138,9 +162,9 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
     ("schedule list", {"jobs": [{"missed": 0}, {"missed": 2}]}, 2, "2 slots missed: a pass catches up"),
     (
         "doctor",
-        {"checks": [{"name": "disk", "status": "bad"}, {"name": "schema", "status": "behind"}]},
-        "behind",
-        "the schema is not the one that this program needs",
+        {"schema": {"found": None, "needed": "0002"}},
+        {"found": None, "needed": "0002"},
+        "the database has schema none, this program needs 0002",
     ),
     (
         "doctor",
@@ -155,6 +179,8 @@ FIRING: list[tuple[str, dict[str, Any], Any, str]] = [
 QUIET: list[tuple[str, dict[str, Any]]] = [
     ("status", {"schema": {"found": "0002", "needed": "0002"}, "quarantined_sessions": 0, "overdue": 0, "held": 7}),
     ("status", {"schema": [7, {"found": 2, "needed": "0002"}, {"found": "0002"}]}),
+    ("status", {"schema": {"found": "0003", "needed": "0002"}}),
+    ("doctor", {"schema": {"found": "theirs", "needed": "0002"}}),
     ("once", {"held": 0, "conflicts": 0, "locked": 0, "settled": {"failed": 0, "completed": 5}, "requeued": 3}),
     ("list", {"submissions": [{"held_reason": None, "reason": "resume"}], "next_page": None}),
     (
@@ -165,6 +191,18 @@ QUIET: list[tuple[str, dict[str, Any]]] = [
             "decisions": [{"reason": "resume"}],
         },
     ),
+    # What a mirrored, a parked, a held or an aborted one would be refused.
+    *(
+        ("explain", {"origin": "native", "status": "queued", "decisions": [{"reason": "never_begun"}], **other})
+        for other in (
+            {"origin": "mirrored"},
+            {"origin": "mirrored", "status": "settled"},
+            {"status": "waiting"},
+            {"held_at": "2026-05-01T00:00:00Z"},
+            {"next": {"action": "settle", "reason": "abort_requested"}},
+        )
+    ),
+    ("inspect", {"files": [{"format": None, "problems": [{"line": None}]}]}),
     ("show", {"submissions": [], "open_calls": []}),
     ("inspect", {"files": [{"problems": [], "submissions": [{"unresolved_tool_calls": [], "integrity": None}]}]}),
     ("import", {"files": []}),
