@@ -104,7 +104,9 @@ class Decider:
         *,
         lock: bool,
         jitter: Callable[[], float] = random.random,
+        decided_by: str | None = None,
     ) -> None:
+        self._decided_by = decided_by
         self._limits = limits
         self._here = judge.here or this_process()
         started = time.monotonic()
@@ -125,8 +127,8 @@ class Decider:
     def decide_by_case(
         self, conn: Connection, rows: Sequence[DueRow], around: Read
     ) -> tuple[list[Planned], list[DecisionRow]]:
-        """Decide about *rows*; those of a case that was decided before (`remember`) are ready to be written."""
-        gathered, ready = gather_by_case(
+        """Decide about *rows*; those of a case that was decided before are ready to be written."""
+        gathered, ready, waiting = gather_by_case(
             conn,
             rows,
             around.around,
@@ -134,15 +136,24 @@ class Decider:
             self._answers,
             lambda row, beside: case_of(row, beside, around.now, self._may_judge),
         )
-        return self._decide(conn, gathered, around.now), ready
+        planned = self._decide(conn, gathered, around.now)
+        for one in planned:
+            self._remember(one)
+        for other in waiting:
+            template = other.kept.cases.get(other.case)
+            if template is not None and other.around.current is not None:
+                ready.append(template.fill(other.row, other.around.current, other.turn))
+            else:
+                planned += self._decide(conn, [other.gathered()], around.now)
+        return planned, ready
 
-    def remember(self, planned: Planned, write: DecisionWrite) -> None:
+    def _remember(self, planned: Planned) -> None:
         """Keep what is written of a row for others of its case."""
-        if planned.gathered.known is None:
+        if planned.gathered.known is None or planned.decision.action is not DecisionAction.SETTLE:
             return
         kept, turn, case = planned.gathered.known
         if case not in kept.cases and len(kept.cases) < CASES_MAX:
-            template = template_of(write, turn)
+            template = template_of(planned.write(None, self._decided_by), turn)
             if template is not None:
                 kept.cases[case] = template
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sqlalchemy.engine import Connection
 
@@ -36,7 +37,7 @@ from reconciler.core.model import (
 )
 from reconciler.core.states import SessionOrigin
 from reconciler.errors import LimitExceeded
-from reconciler.service.cases import Case, Template
+from reconciler.service.cases import Case
 from reconciler.service.shapes import Answer, Answers, Kept
 from reconciler.store.around import Surroundings
 from reconciler.store.passes import DueRow, Key
@@ -120,15 +121,32 @@ def gather_by_case(
     limits: Limits,
     answers: Answers,
     case: Callable[[DueRow, Surroundings], Case | None],
-) -> tuple[list[Gathered], list[DecisionRow]]:
+) -> tuple[list[Gathered], list[DecisionRow], list[Waiting]]:
     """Inspect *rows* as `gather` does, but those whose decision is known: these are ready to be written.
 
-    *case* tells what of a row its decision depends on beside its turn (`cases.case_of`).
+    *case* tells what of a row its decision depends on beside its turn (`cases.case_of`). Rows of a case that an earlier
+    one of these rows is the first of are waiting for what is decided about that one.
     """
     gathering = _Gathering(conn, rows, around, limits, answers, case)
     gathering.run()
     found = gathering.found
-    return [found[row.key] for row in rows if row.key in found], gathering.ready
+    return [found[row.key] for row in rows if row.key in found], gathering.ready, gathering.waiting
+
+
+class Waiting(NamedTuple):
+    """A row that may take the decision of another one of its batch."""
+
+    row: DueRow
+    around: Surroundings
+    kept: Kept
+    turn: ShapedTurn
+    case: Case
+    rows_read: int
+
+    def gathered(self) -> Gathered:
+        """Return the row as its record shows it, to be decided by itself."""
+        answer = self.kept.of(self.turn)
+        return _shaped(self.row, self.around, answer, self.rows_read, (self.kept, self.turn, self.case))
 
 
 class _Gathering:
@@ -153,6 +171,8 @@ class _Gathering:
         self._whole: list[Key] = []
         self.found: dict[Key, Gathered] = {}
         self.ready: list[DecisionRow] = []
+        self.waiting: list[Waiting] = []
+        self._first_of: set[tuple[Kept, Case]] = set()
 
     def run(self) -> None:
         requests = []
@@ -207,14 +227,17 @@ class _Gathering:
             return False
         row, around = self._asked[number]
         case = None if self._case is None else self._case(row, around)
-        known = None
-        if case is not None:
-            template: Template | None = kept.cases.get(case)
-            if template is not None and around.current is not None:
-                self.ready.append(template.fill(row, around.current, turn))
-                return True
-            known = (kept, turn, case)
-        self.found[row.key] = _shaped(row, around, kept.of(turn), rows_read, known)
+        if case is None:
+            self.found[row.key] = _shaped(row, around, kept.of(turn), rows_read, None)
+            return True
+        template = kept.cases.get(case)
+        if template is not None and around.current is not None:
+            self.ready.append(template.fill(row, around.current, turn))
+        elif (kept, case) in self._first_of:
+            self.waiting.append(Waiting(row, around, kept, turn, case, rows_read))
+        else:
+            self._first_of.add((kept, case))
+            self.found[row.key] = _shaped(row, around, kept.of(turn), rows_read, (kept, turn, case))
         return True
 
     def _inspect_read(self, read: PathRead, row: DueRow, around: Surroundings) -> Gathered:
@@ -233,6 +256,7 @@ class _Gathering:
             kept = self._answers.keep(read.turn, Answer(inspection, gathered.evidence, gathered.may_grow))
             case = None if self._case is None or kept is None else self._case(row, around)
             if kept is not None and case is not None:
+                self._first_of.add((kept, case))
                 return replace(gathered, known=(kept, read.turn, case))
         return gathered
 

@@ -103,9 +103,9 @@ class _Pass:
         self._engine = engine
         self._limits = limits
         self._instance_id = judge.instance_id
-        self._decider = Decider(limits, judge, lock=not dry_run, jitter=jitter)
         self._dry_run = dry_run
         self._decided_by = decided_by or judge.instance_id
+        self._decider = Decider(limits, judge, lock=not dry_run, jitter=jitter, decided_by=self._decided_by)
         self._on_decision = on_decision
         self._left: set[Key] = set()
         self._failed_in_row = 0
@@ -300,12 +300,11 @@ class _Pass:
         ready: Sequence[DecisionRow] = (),
         read_here: bool = True,
     ) -> _Batch:
-        writes: list[DecisionWrite | DecisionRow] = []
-        for one in planned:
-            if one.decision.is_written:
-                write = one.write(plans[one.key], self._decided_by, read_here=read_here)
-                self._decider.remember(one, write)
-                writes.append(write)
+        writes: list[DecisionWrite | DecisionRow] = [
+            one.write(plans[one.key], self._decided_by, read_here=read_here)
+            for one in planned
+            if one.decision.is_written
+        ]
         written = len(writes)
         writes += ready
         pushes = [

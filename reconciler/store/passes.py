@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from reconciler.core.unreadable import UnreadableInstant
 from reconciler.errors import DatabaseInvalid
-from reconciler.store.dialect import Doubtful, array_literal, fetch_tuples, is_postgresql, upsert
+from reconciler.store.dialect import Doubtful, array_literal, fetch_tuples, is_postgresql
 from reconciler.store.schema import passes, submissions
 from reconciler.store.types import utc_from_text, utc_text
 
@@ -229,9 +229,14 @@ def count_due(conn: Connection, *, cutoff: datetime, at_most: int) -> int:
 
 # --- the row of a pass -----------------------------------------------------------------------------------------------
 
-_PASS_COUNTS: Final = tuple(
-    column.name for column in passes.c if column.name not in ("id", "instance_id", "started_at")
+_PASS_COLUMNS: Final = tuple(column.name for column in passes.c)
+_PASS_KEPT: Final = ("id", "instance_id", "started_at")
+_SAVE: Final = (
+    f"INSERT INTO passes ({', '.join(_PASS_COLUMNS)}) VALUES ({{values}}) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _PASS_COLUMNS if name not in _PASS_KEPT)
 )
+_PG_SAVE: Final = _SAVE.format(values=", ".join(f"%({name})s" for name in _PASS_COLUMNS))
+_SQLITE_SAVE: Final = _SAVE.format(values=", ".join(f":{name}" for name in _PASS_COLUMNS))
 
 
 def save_pass(
@@ -244,5 +249,9 @@ def save_pass(
     counts: Mapping[str, int],
 ) -> None:
     """Write the pass's row, or bring it up to date, in the transaction of the writes that it counts."""
-    values = {"id": pass_id, "instance_id": instance_id, "started_at": started_at, "finished_at": finished_at, **counts}
-    conn.execute(upsert(conn, passes, key=["id"], update=_PASS_COUNTS).values(values))
+    values: dict[str, Any] = {"id": pass_id, "instance_id": instance_id, **counts}
+    if is_postgresql(conn):
+        conn.exec_driver_sql(_PG_SAVE, {**values, "started_at": started_at, "finished_at": finished_at})
+    else:
+        instants = {"started_at": utc_text(started_at), "finished_at": utc_text(finished_at)}
+        conn.exec_driver_sql(_SQLITE_SAVE, values | instants)
