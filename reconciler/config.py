@@ -14,7 +14,6 @@ import difflib
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,6 +266,9 @@ def _read_file(flags: Flags, environ: Mapping[str, str]) -> tuple[Path | None, d
             f'cannot use the configuration file "{path}": it is larger than {CONFIG_BYTES_MAX} bytes',
             hint="is it the right file?",
         )
+    # Only where there is a file: a cold start pays for what it uses.
+    import tomllib
+
     try:
         return path, tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any, Final
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -135,6 +134,9 @@ def _dot(place: int, step: Item, x: _To, y: _To) -> str:
 
 def _xml(text: str) -> str:
     """Return *text* as XML takes it: escaped, and without the characters that XML has not."""
+    # Every cold start meets this file, and few draw: the module carries the names of all HTML's entities.
+    from html import escape
+
     return escape("".join(character if _in_xml(ord(character)) else "\ufffd" for character in text))
 
 
