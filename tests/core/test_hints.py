@@ -267,7 +267,8 @@ def test_hints_stand_in_a_shallow_copy_in_table_order_and_at_most_two() -> None:
 def test_nobody_is_sent_to_resolve_what_it_refuses(change: dict[str, str]) -> None:
     open_calls = calls("c1", dispatch=change.get("dispatch", "started"))
     status = change.get("status", "queued")
-    explained = {"origin": "native", "status": status, "inspection": {"dispatch": open_calls}} | change
+    inspection = {"input_entry_id": "submission-input:a", "dispatch": open_calls}
+    explained = {"origin": "native", "status": status, "inspection": inspection} | change
     shown = {"origin": "native", "submissions": [{"status": status}], "open_calls": open_calls} | change
     assert () == followup_hints("explain", explained)
     assert () == followup_hints("show", shown)
@@ -275,10 +276,12 @@ def test_nobody_is_sent_to_resolve_what_it_refuses(change: dict[str, str]) -> No
 
 def test_of_several_calls_those_are_named_that_may_have_run() -> None:
     open_calls = [*calls("never", dispatch="not_started"), *calls("ran", dispatch="started"), *calls("perhaps")]
-    (hint,) = followup_hints(
-        "explain", {"origin": "native", "status": "queued", "inspection": {"dispatch": open_calls}}
-    )
+    inspection = {"input_entry_id": "submission-input:a", "dispatch": open_calls}
+    explained = {"origin": "native", "status": "queued", "inspection": inspection}
+    (hint,) = followup_hints("explain", explained)
     assert ["ran", "perhaps"] == hint.trigger["value"]
+    # Not begun: they are the calls of one before it, which may be at work.
+    assert () == followup_hints("explain", explained | {"inspection": {"dispatch": open_calls}})
 
 
 def test_a_schema_that_was_never_laid_is_behind_too() -> None:

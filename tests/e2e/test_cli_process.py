@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,15 @@ def test_tail_follows_until_it_is_interrupted(tmp_path: Path) -> None:
     assert (130, "") == (process.returncode, err.strip())
 
 
+@pytest.fixture
+def _heard() -> Iterator[None]:
+    """Have interrupts heard: whoever starts the tests in the background starts them deaf."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
 def test_an_interrupt_is_heard_at_rest_and_a_second_one_at_once() -> None:
     with Following() as following:
         # In the middle of a question: noted, and nothing is torn.
@@ -109,6 +119,7 @@ def test_an_interrupt_is_heard_at_rest_and_a_second_one_at_once() -> None:
     assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("_heard")
 def test_an_interrupt_ends_a_rest() -> None:
     with Following() as following:
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
