@@ -18,7 +18,7 @@ from reconciler.service.fsck import FsckReport, fsck
 from reconciler.service.reconcile import reconcile_once
 from reconciler.service.refine import RefineGate
 from reconciler.service.runner import Runner
-from reconciler.store.engine import begin, read
+from reconciler.store.engine import begin
 from reconciler.store.fsck import CHECKS, GLOBAL_CHECKS, Check
 from reconciler.store.lenient import read_leniently
 from reconciler.store.schema import (
