@@ -36,38 +36,45 @@ _FOUND = 500
 
 
 def scan(bench: Bench) -> Result:
-    """Finding 500 due submissions, over the history that they stand in."""
+    """Finding 500 due submissions, over the history that they stand in, and beside it in turn where there is none."""
     result: Result = {}
     for kind in bench.kinds:
-        with bench.database(kind) as database:
-            data.add_due(database, 2_000, prefix="due", tail=4)
+        with bench.database(kind) as empty, bench.database(kind) as database:
+            for one in (empty, database):
+                data.add_due(one, 2_000, prefix="due", tail=4)
+            empty.settle_down()
             levels: list[Result] = []
             have = 0
             for history in bench.scale.histories:
                 data.add_history(database, history, have=have, payload_bytes=bench.history_payload)
                 have = history
                 database.settle_down()
-                levels.append({"settled": history, **_find(database, bench.scale.repeats)})
+                levels.append({"settled": history, **_find(database, empty, bench.scale.repeats)})
             first, last = levels[0], levels[-1]
-            result[kind] = {"levels": levels, "time_ratio": last["ms"] / first["ms"]}
+            result[kind] = {"levels": levels, "time_ratio": last["ratio"]}
             if kind == "postgresql":
                 result[kind]["buffer_ratio"] = last["buffers"] / first["buffers"]
                 result[kind]["generic_plan_index"] = last["generic_index"]
     return result
 
 
-def _find(database: Database, repeats: int) -> Result:
-    engine = database.engine()
-    times, nothing = [], []
-    with engine.connect() as conn, conn.begin():
+def _find(database: Database, empty: Database, repeats: int) -> Result:
+    engine, other = database.engine(), empty.engine()
+    times, beside, nothing = [], [], []
+    with engine.connect() as conn, conn.begin(), other.connect() as conn_empty, conn_empty.begin():
         cutoff = db_now(conn)
         early = datetime(2020, 1, 1, tzinfo=UTC)
         for _ in range(max(repeats, 3) * 11):
+            # In turn, so that what else the machine does is in both.
             times.append(timed(lambda: scan_due(conn, cutoff=cutoff, limit=_FOUND, lock=False))[0])
+            beside.append(timed(lambda: scan_due(conn_empty, cutoff=cutoff, limit=_FOUND, lock=False))[0])
             nothing.append(timed(lambda: scan_due(conn, cutoff=early, limit=_FOUND, lock=False))[0])
-        found: Result = {"ms": median(times) * 1e3, "nothing_ms": median(nothing) * 1e3}
+        ratio = median([one / none for one, none in zip(times, beside, strict=True)])
+        found: Result = {"ms": median(times) * 1e3, "nothing_ms": median(nothing) * 1e3, "ratio": ratio}
         conn.rollback()
+        conn_empty.rollback()
     engine.dispose()
+    other.dispose()
     if database.kind == "postgresql":
         plan = explain_scan(database, cutoff)
         found["buffers"] = plan["buffers"]
@@ -96,19 +103,30 @@ def explain_scan(database: Database, cutoff: datetime) -> Result:
 # --- deciding about one ----------------------------------------------------------------------------------------------
 
 
+# Of each kind that are inspected, seven times each.
+_SESSIONS = 5
+
+
 def inspection(bench: Bench) -> Result:
     """Inspecting one submission: over the history before its input, and over the distance from leaf to input."""
     result: Result = {}
     long = bench.scale.long
     for kind in bench.kinds:
         with bench.database(kind) as database:
-            data.add_due(database, 60, prefix="near", tail=4, before=20)
-            data.add_due(database, 5, prefix="far", tail=4, before=long)
+            data.add_due(database, _SESSIONS, prefix="near", tail=4, before=20)
+            data.add_due(database, _SESSIONS, prefix="far", tail=4, before=long)
             for tail in (10, 1_000, long):
                 data.add_due(database, 3, prefix=f"tail{tail}", tail=tail)
             database.settle_down()
-            near = child("inspect", database.url, "near", "60")
-            far = child("inspect", database.url, "far", "5")
+            # In turn, as often each, and without what is paid for once (statements are prepared at the sixth time).
+            near: list[float] = []
+            far: list[float] = []
+            rows_read = 0
+            for _ in range(bench.scale.repeats):
+                for prefix, times in (("near", near), ("far", far)):
+                    one = child("inspect", database.url, prefix, str(_SESSIONS))
+                    times.append(median(one["seconds"][2 * _SESSIONS :]))
+                    rows_read = max(rows_read, one["rows"])
             tails = []
             for tail in (10, 1_000, long):
                 found = child("inspect", database.url, f"tail{tail}", "3")
@@ -116,13 +134,12 @@ def inspection(bench: Bench) -> Result:
                 tails.append(
                     {"tail": tail, "ms": seconds * 1e3, "us_per_entry": seconds / tail * 1e6, "mb": found["peak_mb"]}
                 )
-            # The first ones pay for what is made once.
-            near_s, far_s = median(near["seconds"][60:]), median(far["seconds"][5:])
+            near_s, far_s = median(near), median(far)
             result[kind] = {
                 "near_ms": near_s * 1e3,
                 "far_ms": far_s * 1e3,
                 "time_ratio": far_s / near_s,
-                "rows_read": far["rows"],
+                "rows_read": rows_read,
                 "tails": tails,
                 "linear": tails[2]["us_per_entry"] / tails[1]["us_per_entry"],
                 "memory_mb": tails[2]["mb"] - tails[0]["mb"],

@@ -183,8 +183,9 @@ def _rows(found: Results) -> list[tuple[str, str, str, bool]]:
 
 
 def _is_linear(found: Results, what: str) -> bool:
+    # Flat is a few megabytes, for the piece that is read: what grows by the entry is not.
     one = found["inspection"]["sqlite" if what.endswith("sqlite") else "postgresql"]
-    return bool(one["linear"] <= 1.5 and one["memory_mb"] < 20)
+    return bool(one["linear"] <= 1.5 and one["memory_mb"] < 8)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

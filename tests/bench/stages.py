@@ -18,8 +18,8 @@ from reconciler.store import settlements
 _PARTS: tuple[tuple[Any, str, str], ...] = (
     (reconcile, "scan_due", "find and lock"),
     (deciding, "read_around", "surroundings"),
-    (deciding, "gather", "paths and inspection"),
-    (deciding.Decider, "decide", "paths, inspection and decision"),
+    (deciding, "gather_by_case", "paths and inspection"),
+    (deciding.Decider, "decide_by_case", "paths, inspection and decision"),
     (reconcile, "apply_decisions", "write"),
     (settlements, "_rows", "rows of the write"),
     (reconcile, "save_pass", "the pass's own row"),
