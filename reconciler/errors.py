@@ -238,7 +238,7 @@ class EpochOpen(Conflict):
     """The subject has an open epoch already."""
 
     code = "epoch_open"
-    default_hint = "close it first, or gate against it"
+    default_hint = "close it first (`refine close SUBJECT`), or gate against it"
 
 
 # --- store ---------------------------------------------------------------------------------------------------------

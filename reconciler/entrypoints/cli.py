@@ -103,7 +103,8 @@ class _Verbs(click.Group):
         if args and self.get_command(ctx, args[0]) is None:
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)
+            of = f" of {self._prefix.strip()!r}" if self._prefix else ""
+            raise click.UsageError(f"there is no verb {args[0]!r}{of}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

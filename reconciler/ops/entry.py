@@ -142,18 +142,18 @@ class Parameter:
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             raise InvalidInput(f"{self.name} must be a {'whole number' if whole else 'number'}", hint=self.help)
         if not math.isfinite(value):
-            raise InvalidInput(f"{self.name} must be finite", hint=self.help)
+            raise InvalidInput(f"{self.name} cannot be {value}: it is a finite number", hint=self.help)
         least, most = self.minimum, self.maximum
         if (least is not None and value < least) or (most is not None and value > most):
             bounds = " and ".join(
                 text
                 for text in (
-                    None if least is None else f"at least {least:g}",
-                    None if most is None else f"at most {most:g}",
+                    None if least is None else f"at least {_plain(least)}",
+                    None if most is None else f"at most {_plain(most)}",
                 )
                 if text
             )
-            raise InvalidInput(f"{self.name} must be {bounds}: {value}", hint=self.help)
+            raise InvalidInput(f"{self.name} cannot be {value}: it is {bounds}", hint=self.help)
         return value
 
     def _check_text(self, value: Any) -> str:
@@ -177,6 +177,11 @@ class Parameter:
         if self.choices and value not in self.choices:
             raise InvalidInput(f'{self.name} cannot be "{value:.60}"', hint=f"one of: {', '.join(self.choices)}")
         return value
+
+
+def _plain(number: float) -> str:
+    """Return a bound as people write it: whole where it is, never with an exponent."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -76,12 +76,14 @@ def _explain(_params: Payload, payload: Payload) -> int:
 
 
 def _files(_params: Payload, payload: Payload) -> int:
-    """`inspect`, `import`: a file that could not be taken, else damage in one that could."""
+    """`inspect`, `import`: a file that could not be taken, or of which nothing could be read, else damage in one."""
     codes = {
         exit_of_code(problem["code"])
         for file in payload["files"]
-        if file["format"] is None
+        if file["format"] is None or file["session_id"] is None
         for problem in file["problems"]
+        # An empty file is no error.
+        if problem["code"] != NO_SESSION
     }
     if EXIT_ERROR in codes:
         return EXIT_ERROR
@@ -107,6 +109,8 @@ def _operation_left(found: Payload, *, dry_run: bool) -> int:
 def _resolve(params: Payload, payload: Payload) -> int:
     return EXIT_NEEDS_PERSON if params["as"] in LEAVES_HELD and not payload["dry_run"] else EXIT_DONE
 
+
+NO_SESSION: Final = "no_session"
 
 # What a person found out that leaves the submission held.
 LEAVES_HELD: Final = frozenset({"diverged", "unreadable"})

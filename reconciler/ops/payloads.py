@@ -305,7 +305,8 @@ _FILE: Final = shape(
     format_reason=maybe(TEXT),
     session_id=maybe(TEXT),
     entry_count=COUNT,
-    problems=listing(with_optional(shape(line=maybe(COUNT), code=TEXT, message=TEXT), place=TEXT)),
+    # ``hint``: the way out, of a file that could not be read at all.
+    problems=listing(with_optional(shape(line=maybe(COUNT), code=TEXT, message=TEXT), place=TEXT, hint=maybe(TEXT))),
     # Of all problems, where only the first ones are listed.
     problem_count=COUNT,
     # Kinds that no importer knows (kept raw), and lines that hold nothing of the session; counted by kind.

@@ -5,6 +5,8 @@ The entries are data; readers load the service when they are asked.
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -295,20 +297,43 @@ def _candidates(asked: Asked) -> tuple[list[EditCandidate], list[str | None]]:
         return [EditCandidate(edit_id, score)], [asked["step_key"]]
     if edit_id is not None or score is not None or asked["step_key"] is not None:
         raise InvalidInput("one edit and a list of candidates were given", hint="give one or the other")
-    if not isinstance(given, list) or not given:
-        raise InvalidInput(
-            "candidates are not a list of objects", hint='each is {"edit_id": …, "score": …, "step_key": …}'
-        )
+    if not isinstance(given, list):
+        raise InvalidInput("the candidates are no list", hint=_CANDIDATE)
+    if not given:
+        raise InvalidInput("there are no candidates in the list", hint=_CANDIDATE)
     candidates, keys = [], []
     for number, item in enumerate(given, start=1):
-        if not isinstance(item, Mapping) or not {"edit_id", "score"} <= item.keys() <= {"edit_id", "score", "step_key"}:
-            raise InvalidInput(
-                f"candidate {number} is not an object with edit_id, score and perhaps step_key",
-                hint='each is {"edit_id": …, "score": …, "step_key": …}',
-            )
+        fault = _candidate_fault(item)
+        if fault is not None:
+            raise InvalidInput(f"cannot gate candidate {number}: {fault}", hint=_CANDIDATE)
         candidates.append(EditCandidate(item["edit_id"], item["score"]))
         keys.append(item.get("step_key"))
     return candidates, keys
+
+
+_CANDIDATE: Final = 'each is {"edit_id": TEXT, "score": NUMBER}, and may have a "step_key": TEXT'
+
+
+def _candidate_fault(item: Any) -> str | None:
+    """Return what is wrong with a candidate as it was given; its values are checked where they are used."""
+    if not isinstance(item, Mapping):
+        return "it is no object"
+    missing = [name for name in ("edit_id", "score") if name not in item]
+    if missing:
+        return f"it has no {' and no '.join(missing)}"
+    unknown = sorted(str(name) for name in item.keys() - {"edit_id", "score", "step_key"})
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], ("edit_id", "score", "step_key"), n=1)
+        return f'it has an unknown field "{unknown[0]:.60}"' + (f' (did you mean "{near[0]}"?)' if near else "")
+    score = item["score"]
+    # Whole numbers of any size are judged where they are used.
+    if (
+        isinstance(score, bool)
+        or not isinstance(score, int | float)
+        or (isinstance(score, float) and not math.isfinite(score))
+    ):
+        return f"its score is no finite number: {score!r:.60}"
+    return None
 
 
 def close_epoch(asked: Asked) -> Reply:

@@ -129,6 +129,9 @@ def _list(payload: Payload, style: Style) -> list[str]:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 _PROBLEMS_SHOWN: Final = 20
+_NO_FILES: Final = (
+    "no session files there: a folder is searched for .jsonl files, SQLite databases and exported sessions"
+)
 
 _VERDICT_COLUMNS: Final = (
     Column("FILE", lambda row: row["file"].rpartition("/")[2], shrinks=True, least=36),
@@ -146,12 +149,15 @@ def _verdicts(payload: Payload) -> list[dict[str, Any]]:
 
 
 def _inspect(payload: Payload, style: Style) -> list[str]:
+    if not payload["files"]:
+        return [_NO_FILES]
     lines = table(_verdicts(payload), _VERDICT_COLUMNS, style)
-    lines += [
-        f"{plain(file['file'])}: no prompt that waits for an outcome"
-        for file in payload["files"]
-        if not file["submissions"]
-    ]
+    for file in payload["files"]:
+        if file["submissions"] or file["format"] is None:
+            # What could not be read is named among the problems.
+            continue
+        empty = "no session in it" if file["session_id"] is None else "no prompt that waits for an outcome"
+        lines.append(f"{plain(file['file'])}: {empty}")
     return [*lines, *_problems(payload, style)]
 
 
@@ -161,6 +167,12 @@ def _problems(payload: Payload, style: Style) -> list[str]:
         shown = file["problems"][:_PROBLEMS_SHOWN]
         for problem in shown:
             place = plain(file["file"]) if problem["line"] is None else f"{plain(file['file'])}:{problem['line']}"
+            if file["format"] is None:
+                # Its message names the file already.
+                lines.append(f"{style.paint('not read:', 31)} {plain(problem['message'])} ({problem['code']})")
+                if problem.get("hint"):
+                    lines.append(style.dim(f"  way out: {plain(problem['hint'])}"))
+                continue
             lines.append(f"{style.paint('problem:', 33)} {place}: {plain(problem['message'])} ({problem['code']})")
         count = max(file.get("problem_count", 0), len(file["problems"]))
         if count > len(shown):
@@ -179,6 +191,8 @@ def _import(payload: Payload, style: Style) -> list[str]:
     verb = "would import" if payload["dry_run"] else "imported"
     done = f"{counts['sessions']} sessions, {counts['entries']} entries, {counts['submissions']} submissions"
     lines.append(style.bold(f"{verb} {done}") + f" from {counts['files']} files")
+    if not payload["files"]:
+        lines.append(_NO_FILES)
     if counts["files_unchanged"]:
         whys = Counter(file["imported"]["unchanged"] for file in payload["files"] if "imported" in file)
         why = ", ".join(f"{text} {whys[word]}" for word, text in _UNCHANGED.items() if whys[word])

@@ -207,7 +207,7 @@ def file_payloads(
 
 def unreadable_payload(name: str, error: ReconcilerError) -> dict[str, Any]:
     """Return the payload of a file that could not be read."""
-    problem = {"line": None, "code": error.code, "message": error.message}
+    problem = {"line": None, "code": error.code, "message": error.message, "hint": error.hint}
     return {
         "file": name,
         "format": None,

@@ -169,7 +169,8 @@ def _next_epoch(
         if last is None:
             raise InvalidInput(
                 f'the first epoch of subject "{subject}" needs a baseline score',
-                hint="measure the skill as it is now and pass the score",
+                hint="measure the skill as it is now, and give its score: `refine open SUBJECT --baseline SCORE`"
+                " (baseline_score in Python)",
             )
         baseline_score = conn.execute(_ALL_EPOCHS, {"p_subject": subject}).one().best_score
     bound = (None if last is None else last.buffer_max) if buffer_max is None else buffer_max or None

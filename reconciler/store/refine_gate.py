@@ -41,13 +41,15 @@ class KeyedCandidate:
 def unknown_subject(subject: str) -> NotFound:
     """Return the error for a subject without an epoch."""
     return NotFound(
-        f'there is no refine subject "{subject}" in this database', hint="open its first epoch, with a baseline score"
+        f'there is no refine subject "{subject}" in this database',
+        hint="see `reconciler refine status` for those there are; a new one begins with its first epoch:"
+        " `refine open SUBJECT --baseline SCORE`",
     )
 
 
 def unknown_epoch(subject: str, epoch: int) -> NotFound:
     """Return the error for a subject that has no such epoch."""
-    return NotFound(f'subject "{subject}" has no epoch {epoch}', hint="leave the epoch out to mean the open one")
+    return NotFound(f'subject "{subject}" has no epoch {epoch}', hint="leave the epoch out to mean the newest one")
 
 
 def busy(subject: str) -> StoreConflict:

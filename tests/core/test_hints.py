@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reconciler.core.hints import (
@@ -315,6 +315,8 @@ payloads = st.dictionaries(st.sampled_from(names), values, max_size=6)
 tools = st.sampled_from(sorted({rule.for_tool for rule in FOLLOWUP_HINT_RULES}))
 
 
+# How fast examples are made is a matter of the machine.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(tools, payloads)
 def test_on_every_payload_the_evaluator_is_total_bounded_and_pure(tool: str, payload: dict[str, Any]) -> None:
     before = repr_of(payload)

@@ -220,6 +220,34 @@ def test_the_whole_incident_in_commands(run: Run) -> None:
     assert "nothing new in 11 files: native here already 11" in run("import", str(SESSIONS), "--own").out
 
 
+def test_what_cannot_be_inspected_is_named_with_the_reason_and_the_way_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    text = tmp_path / "words.txt"
+    text.write_text("no session\n")
+    empty = run("inspect", str(tmp_path / "folder"))
+    assert (0, True) == (empty.code, "no session files there" in empty.out)
+    mixed = run("inspect", str(SESSIONS / "pi-answered.jsonl"), str(text), "missing.jsonl")
+    assert 1 == mixed.code
+    assert 'not read: cannot tell the format of "' in mixed.out
+    assert 'not read: could not read "missing.jsonl": No such file or directory (source_unreadable)' in mixed.out
+    assert 2 == mixed.out.count("way out: ")
+    assert "no prompt that waits" not in mixed.out
+    # Read as a format that it isn't: nothing of it could be taken.
+    wrong = run("inspect", str(text), "--format", "pi")
+    assert (1, True) == (wrong.code, "no session in it" in wrong.out)
+    blank = tmp_path / "blank.jsonl"
+    blank.touch()
+    assert (1, "unknown_format") == (
+        run("inspect", str(blank), "--json").code,
+        _code(run("inspect", str(blank), "--json")),
+    )
+
+
+def _code(ran: Ran) -> str:
+    found: str = ran.json["error"]["code"]
+    return found
+
+
 def test_files_are_inspected_without_any_database(run: Run, tmp_path: Path) -> None:
     ran = run("inspect", str(SESSIONS / "pi-killed-in-parallel-tools.jsonl"), "--json")
     (submission,) = ran.json["files"][0]["submissions"]

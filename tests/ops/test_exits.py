@@ -74,7 +74,17 @@ def test_every_rule_is_of_a_verb_that_there_is() -> None:
 def _file(*, unreadable: str | None = None, integrity: str | None = None) -> dict[str, Any]:
     problems = [] if unreadable is None else [{"line": None, "code": unreadable, "message": ""}]
     verdicts = [] if unreadable is not None else [{"integrity": integrity}]
-    return {"format": None if unreadable else "pi", "problems": problems, "submissions": verdicts}
+    return {
+        "format": None if unreadable else "pi",
+        "session_id": None if unreadable else "s",
+        "problems": problems,
+        "submissions": verdicts,
+    }
+
+
+def _without_session(*codes: str) -> dict[str, Any]:
+    problems = [{"line": 1, "code": code, "message": ""} for code in codes]
+    return {"format": "pi", "session_id": None, "problems": problems, "submissions": []}
 
 
 _QUIET = {"dry_run": False, "held": 0, "conflicts": 0, "set_aside": 0}
@@ -102,6 +112,8 @@ _BULK = {"refused": 0, "pending": 0, "items": []}
         (1, "import", {}, {"files": [_file(unreadable="source_conflict"), _file(unreadable="unknown_format")]}),
         (1, "inspect", {}, {"files": [_file(), _file(unreadable="source_unreadable")]}),
         (3, "inspect", {}, {"files": [_file(integrity="missing_parent")]}),
+        (0, "inspect", {}, {"files": [_without_session("no_session")]}),
+        (1, "inspect", {}, {"files": [_without_session("not_json", "no_session")]}),
         (0, "retry", {}, {"dry_run": False}),
         (0, "retry", {}, {"dry_run": False, "operation": _BULK}),
         (3, "retry", {}, {"dry_run": False, "operation": {**_BULK, "refused": 1}}),

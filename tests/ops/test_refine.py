@@ -346,3 +346,24 @@ def test_candidates_come_from_standard_input_too_and_have_a_limit(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
         code, payload = run(capsys, sqlite_url, "refine", "gate", "s", "--candidates", "-")
         assert expected == (code, payload.get("best_score"))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "fault"),
+    [
+        ([], "there are no candidates in the list"),
+        ({"edit_id": "a", "score": 1}, "the candidates are no list"),
+        ([[1]], "cannot gate candidate 1: it is no object"),
+        ([{"edit_id": "a", "score": 1}, {"edit_id": "b"}], "cannot gate candidate 2: it has no score"),
+        ([{}], "cannot gate candidate 1: it has no edit_id and no score"),
+        ([{"edit_id": "a", "score": 1, "stepkey": "k"}], 'an unknown field "stepkey" (did you mean "step_key"?)'),
+        ([{"edit_id": "a", "score": "high"}], "cannot gate candidate 1: its score is no finite number: 'high'"),
+        ([{"edit_id": "a", "score": True}], "its score is no finite number: True"),
+    ],
+)
+def test_a_candidate_that_cannot_be_gated_is_named_with_its_fault(desk: Desk, candidates: Any, fault: str) -> None:
+    asked(desk, "open", subject="s", baseline=0.5)
+    error = asked(desk, "gate", subject="s", candidates=candidates).error
+    assert error is not None
+    assert fault in error["message"]
+    assert "edit_id" in error["hint"]

@@ -45,7 +45,11 @@ def _json_lines(name: str) -> list[Any]:
             with Path(name).open("rb") as stream:
                 data = stream.read(most + 1)
     except (OSError, ValueError) as error:
-        raise SourceUnreadable(f'cannot read the candidates "{name}": {error}') from error
+        reason = getattr(error, "strerror", None) or error
+        raise SourceUnreadable(
+            f'could not read the candidates "{name}": {reason}',
+            hint="name a file of JSON lines, or - for standard input",
+        ) from error
     if len(data) > most:
         raise LimitExceeded(f'the candidates in "{name}" are larger than {most} bytes', hint="gate them in pieces")
     found = []
@@ -55,10 +59,15 @@ def _json_lines(name: str) -> list[Any]:
                 found.append(json.loads(line.decode("utf-8")))
             except (ValueError, RecursionError) as error:
                 raise InvalidInput(
-                    f'cannot read line {number} of "{name}" as JSON: {error}',
-                    hint='one object a line: {"edit_id": …, "score": …, "step_key": …}',
+                    f'cannot read line {number} of "{name}" as JSON: {_json_fault(error)}',
+                    hint='one object a line: {"edit_id": TEXT, "score": NUMBER}',
                 ) from None
     return found
+
+
+def _json_fault(error: Exception) -> str:
+    # Without the place inside the line: people see the line.
+    return error.msg[0].lower() + error.msg[1:] if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def history() -> click.Command:
@@ -99,7 +108,8 @@ def _history(call: Call) -> int:
     try:
         Path(target).write_text(picture, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidInput(f'cannot write the picture "{target}": {error}', hint="name another file") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f'could not write the picture "{target}": {reason}', hint="name another file") from error
     terminal.write_err(f"wrote {target}")
     return 0
 

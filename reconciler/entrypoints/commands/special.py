@@ -66,7 +66,10 @@ def _from_file(path: Path) -> Any:
         with path.open("rb") as stream:
             data = stream.read(DEFAULT_LIMITS.payload_bytes_max + 1)
     except OSError as error:
-        raise SourceUnreadable(f'cannot read the payload "{path}": {error.strerror or error}') from error
+        raise SourceUnreadable(
+            f'could not read the payload "{path}": {error.strerror or error}',
+            hint="name a file of JSON, or give the payload itself as JSON, or - for standard input",
+        ) from error
     return _parsed(_bounded(data), f'"{path}"')
 
 
@@ -80,7 +83,9 @@ def _parsed(data: bytes, where: str) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot read the payload from {where} as JSON: {error}") from None
+        raise InvalidInput(
+            f"cannot read the payload from {where} as JSON: {error}", hint='a text is "quoted", an object {"text": …}'
+        ) from None
 
 
 def tail() -> click.Command:
