@@ -151,7 +151,7 @@ def test_what_is_settled_is_never_retried_and_the_refusal_names_the_way(crashed:
 
 def test_what_waits_for_a_person_or_has_an_abort_is_not_retried(crashed: Front) -> None:
     crashed.ask("once")
-    assert "reconciler release" in crashed.refused("retry", submission=DAMAGED)["hint"]
+    assert "reconciler explain" in crashed.refused("retry", submission=DAMAGED)["hint"]
     crashed.get("abort", submission=TOOLS)
     assert "conflict" == crashed.refused("retry", submission=TOOLS)["code"]
 

@@ -167,7 +167,8 @@ def test_explain_of_what_is_held_needs_a_person(crashed: Front) -> None:
     answer = crashed.ask("explain", submission=DAMAGED)
     following = answer.payload["next"]
     assert (3, "hold", "integrity_hold") == (answer.exit_code, following["action"], following["reason"])
-    assert {"release"} == {hint["tool"] for hint in answer.payload["followUp"]}
+    # Its record is damaged: a release would be refused.
+    assert {"settle"} == {hint["tool"] for hint in answer.payload["followUp"]}
     assert "missing_parent" == answer.payload["inspection"]["integrity"]
 
 
