@@ -6,7 +6,7 @@ seen. Nothing here remembers anything over a crash; that is the session's work.
 
 Run it beside the daemon:
 
-    python examples/runner/agent.py sqlite:////tmp/demo.sqlite3 ledger.jsonl --submit 3
+    python examples/runner/agent.py sqlite:///demo.sqlite3 ledger.jsonl --submit 3
 """
 
 from __future__ import annotations
