@@ -9,14 +9,12 @@ import os
 import random
 import re
 import sqlite3
-import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -44,6 +42,7 @@ from reconciler.store.dialect import (
     system_clock,
     translate_error,
 )
+from reconciler.store.sqlite_file import SqliteFile, file_at
 
 T = TypeVar("T")
 
@@ -208,27 +207,6 @@ def make_private_folder(path: Path) -> None:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
-_Identity = tuple[int, int]
-
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class _File:
-    """The SQLite file that this process's connections to one path were made to, all engines together.
-
-    A file may be removed or replaced below them. What is written to it then goes with it, unseen; and its log stays at
-    the path, where SQLite would take it for the new file's.
-    """
-
-    # As device and inode; None before the first connection.
-    identity: _Identity | None = None
-    log: _Identity | None = None
-    engines: weakref.WeakSet[Engine] = field(default_factory=weakref.WeakSet)
-
-
-_FILES_GUARD: Final = threading.Lock()
-_FILES: Final[weakref.WeakValueDictionary[Path, _File]] = weakref.WeakValueDictionary()
-
-
 @dataclass(slots=True)
 class _Required:
     """Whether every transaction of an engine that writes asks for the schema first (see `keep_requiring_schema`)."""
@@ -279,11 +257,10 @@ def file_of(bind: Engine | Connection) -> Path | None:
 
 def _sqlite_engine(url: URL, settings: EngineSettings, options: dict[str, Any]) -> Engine:
     path = Path(str(url.database))
-    with _FILES_GUARD:
-        file = _FILES.setdefault(path, _File())
+    file = file_at(path)
 
     def connect() -> sqlite3.Connection:
-        return _sqlite_connect(path, settings, file)
+        return _sqlite_connect(file, settings)
 
     engine = sa.create_engine(
         url,
@@ -294,82 +271,33 @@ def _sqlite_engine(url: URL, settings: EngineSettings, options: dict[str, Any]) 
         pool_timeout=settings.pool_timeout_s,
         execution_options={**options, _PATH_OPTION: path, _FILE_OPTION: file},
     )
-    with _FILES_GUARD:
-        file.engines.add(engine)
+    file.add(engine)
     sa.event.listen(engine, "begin", _sqlite_begin)
     sa.event.listen(engine, "connect", lambda _conn, record: record.info.update({_FILE_OPTION: file.identity}))
-    sa.event.listen(engine, "checkin", lambda _conn, record: _forget_if_replaced(path, file, record))
+    sa.event.listen(engine, "checkin", lambda _conn, record: _drop_if_replaced(file, record))
     return engine
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
 
 
 def require_same_file(engine: Engine) -> None:
     """Close what leads to an SQLite file that was removed or replaced: all of this process's pooled connections to it.
 
     Raises:
-        DatabaseUnavailable: there is no file now, or the log of the one before is still there.
+        DatabaseUnavailable: there is no file now, it is empty, or the log of the one before is still there.
     """
-    options = engine.get_execution_options()
-    file: _File | None = options.get(_FILE_OPTION)
-    if file is not None and file.identity is not None:
-        _notice(options[_PATH_OPTION], file)
+    file: SqliteFile | None = engine.get_execution_options().get(_FILE_OPTION)
+    if file is not None:
+        file.require_same()
 
 
-def _notice(path: Path, file: _File) -> None:
-    found = _identity(path)
-    if found == file.identity:
-        file.log = _identity(_log_of(path)) or file.log
-        return
-    with _FILES_GUARD:
-        engines = list(file.engines)
-    for engine in engines:
-        engine.dispose()
-    if found is None:
-        raise _file_gone(path)
-    if file.log is not None and file.log == _identity(_log_of(path)):
-        raise DatabaseUnavailable(
-            f'could not use the SQLite file "{path}": it was replaced, and the log of the one before is still there',
-            detail={"kind": "connection_lost"},
-            hint="SQLite would write that log into the new file: stop what has the old file open (`fuser`), move"
-            f' "{_log_of(path)}" and "{path}-shm" away, to where the old file is; then the new one is used',
-        )
-    _require_filled(path)
-    file.identity, file.log = None, None
-
-
-def _require_filled(path: Path) -> None:
-    """Open nothing that somebody is about to fill: SQLite would write to it."""
-    with suppress(OSError):
-        if path.stat().st_size == 0:
-            raise DatabaseUnavailable(
-                f'could not use the SQLite file "{path}": it is empty, and was not before',
-                detail={"kind": "connection_lost"},
-                hint="put it back whole (`mv`, not `cp`): it is used as soon as it is there",
-            )
-
-
-def _forget_if_replaced(path: Path, file: _File, record: Any) -> None:
+def _drop_if_replaced(file: SqliteFile, record: Any) -> None:
     """Close a connection that comes back to the pool, where its file is another one by now."""
-    if record.info.get(_FILE_OPTION) != file.identity or _identity(path) != file.identity:
+    if not file.is_at_path(record.info.get(_FILE_OPTION)):
         record.invalidate()
 
 
-def _sqlite_connect(path: Path, settings: EngineSettings, file: _File) -> sqlite3.Connection:
-    if file.identity is not None:
-        _notice(path, file)
-        # An inode is used again where nobody holds it: the same one may be another file.
-        _require_filled(path)
+def _sqlite_connect(file: SqliteFile, settings: EngineSettings) -> sqlite3.Connection:
+    path = file.path
+    file.before_opening()
     if not path.exists():
         if not settings.create or settings.read_only:
             raise _no_file(path)
@@ -384,8 +312,7 @@ def _sqlite_connect(path: Path, settings: EngineSettings, file: _File) -> sqlite
                     f'cannot make the SQLite file "{path}": {error.strerror or error}',
                     hint="make its folder, or name another file with --database",
                 ) from error
-    # Before it is opened: one that is replaced in between is taken for another, and opened again.
-    file.identity = _identity(path)
+    file.opening()
     # Without a mode SQLite would make a missing file, with the umask's mode.
     mode = "ro" if settings.read_only else "rw"
     conn = sqlite3.connect(
@@ -403,7 +330,7 @@ def _sqlite_connect(path: Path, settings: EngineSettings, file: _File) -> sqlite
     except BaseException:
         conn.close()
         raise
-    file.log = _identity(_log_of(path))
+    file.opened()
     return conn
 
 
@@ -810,14 +737,6 @@ def _require_writable(engine: Engine) -> None:
             f"cannot write to {name_of(engine)}: its transactions are read-only (a standby, or a read-only role)",
             hint="connect to the primary, or with a role that may write",
         )
-
-
-def _file_gone(path: Path) -> DatabaseUnavailable:
-    return DatabaseUnavailable(
-        f'could not use the SQLite file "{path}": it is gone; it was there before',
-        detail={"kind": "connection_lost"},
-        hint="put it back: it is used again as soon as it is there",
-    )
 
 
 def _no_file(path: Path) -> SchemaMismatch:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import exc as sa_exc
@@ -16,6 +15,7 @@ from sqlalchemy.engine import Engine
 from reconciler.errors import DatabaseUnavailable
 from reconciler.store.dialect import is_postgresql, translate_error
 from reconciler.store.engine import name_of, require_same_file, sqlite_path
+from reconciler.store.sqlite_file import Identity, identity_of
 
 
 class Link:
@@ -25,7 +25,7 @@ class Link:
         self._engine = engine
         self._path = None if is_postgresql(engine) else sqlite_path(engine.url)
         self._conn: Any = None
-        self._file: tuple[int, int] | None = None
+        self._file: Identity | None = None
 
     def ping(self) -> bool:
         """Ask the database for an answer; return whether the connection had to be made for it.
@@ -61,12 +61,12 @@ class Link:
         if self._path is None:
             conn.autocommit = True
         else:
-            self._file = _identity(self._path)
+            self._file = identity_of(self._path)
         return conn
 
     def _require_same_file(self) -> None:
         # SQLite: a file that was replaced below us (a backup put back) would go on being used, unlinked.
-        if self._path is not None and _identity(self._path) != self._file:
+        if self._path is not None and identity_of(self._path) != self._file:
             self.close()
             # What is there now may not be usable; then that is what has to be said.
             require_same_file(self._engine)
@@ -75,11 +75,3 @@ class Link:
                 detail={"kind": "connection_lost"},
                 hint="nothing is to be done: connections to the new file are made",
             )
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -33,6 +33,7 @@ from reconciler.service.runner import Runner
 from reconciler.store import engine as engine_module
 from reconciler.store.claims import ClaimCall, Claimed, claim
 from reconciler.store.engine import EngineSettings, make_engine
+from reconciler.store.sqlite_file import file_at
 
 T = TypeVar("T")
 
@@ -87,9 +88,7 @@ def let_go() -> None:
 
 def forget_file(path: Path) -> None:
     """Let what comes to be at *path* be another database: a program would take it for its own that was replaced."""
-    file = engine_module._FILES.get(path)
-    if file is not None:
-        file.identity = file.log = None
+    file_at(path).forget()
 
 
 def forget() -> None:
