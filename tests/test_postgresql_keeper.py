@@ -24,8 +24,10 @@ pytestmark = [
     ),
 ]
 
+# Heard even where the tests were started deaf to interrupts, as whatever runs in the background is.
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.support.postgresql import Server
 server = Server()
 print(server.folder, server.keeper.pid, server.address.pid, flush=True)
@@ -62,7 +64,10 @@ def test_the_server_ends_with_its_owner_and_leaves_nothing(end: signal.Signals) 
     owner, folder, keeper, server = start_owner()
     assert is_alive(server)
     owner.send_signal(end)
-    owner.communicate(timeout=20)
+    try:
+        owner.communicate(timeout=20)
+    finally:
+        owner.kill()
     assert wait_until(lambda: not is_alive(server) and not is_alive(keeper) and not folder.exists())
 
 

@@ -6,7 +6,6 @@ renews everything. Knows nothing of what the attempts are for.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from reconciler.core.model import Limits
 from reconciler.core.states import Directive, Outcome
 from reconciler.errors import ReconcilerError
 from reconciler.store.beats import Beat, beat
-from reconciler.store.engine import run_transaction
+from reconciler.store.engine import JITTER, run_transaction
 from reconciler.store.fence import AttemptRef
 from reconciler.store.instances import Instance, beat_instance, stop_instance
 
@@ -216,16 +215,16 @@ class Beater:
             try:
                 if self._clock() >= next_at:
                     self.beat_once()
-                    next_at = self._clock() + self._beat_s * random.uniform(0.9, 1.0)  # noqa: S311
+                    next_at = self._clock() + self._beat_s * JITTER.uniform(0.9, 1.0)
                 if self._presence is not None and self._clock() >= present_at:
                     self._show(self._presence)
-                    present_at = self._clock() + self._presence.beat_s * random.uniform(0.8, 0.9)  # noqa: S311
+                    present_at = self._clock() + self._presence.beat_s * JITTER.uniform(0.8, 0.9)
                 self.last_error, failures = None, 0
             except ReconcilerError as error:
                 # Whatever it is: the attempts hear of it by their trust deadline, and the next beat may land.
                 self.last_error = error
                 failures += 1
-                pause = min(self._beat_s, 0.2 * 2.0 ** min(failures, 10)) * random.uniform(0.7, 1.0)  # noqa: S311
+                pause = min(self._beat_s, 0.2 * 2.0 ** min(failures, 10)) * JITTER.uniform(0.7, 1.0)
                 next_at = self._clock() + pause
             # Naps are short, so that a clock that ran on while the host slept is looked at soon.
             if self._wake.wait(max(0.0, min(self._beat_s, next_at - self._clock()))):

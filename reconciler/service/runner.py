@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import threading
 import time
@@ -44,6 +43,7 @@ from reconciler.store.claims import ClaimCall, Claimed, ClaimResult, Holder, cla
 from reconciler.store.dialect import Clock, is_postgresql, system_clock
 from reconciler.store.engine import (
     DEFAULT_SCHEMA,
+    JITTER,
     EngineSettings,
     keep_requiring_schema,
     make_engine,
@@ -260,7 +260,7 @@ class Runner:
             left = end - time.monotonic()
             if attempts or left <= 0:
                 return attempts
-            self._wait_for_hint(min(left, pause * random.uniform(0.5, 1.0)))  # noqa: S311
+            self._wait_for_hint(min(left, pause * JITTER.uniform(0.5, 1.0)))
             pause = min(self._poll_s, pause * 2)
         return []
 
@@ -391,7 +391,7 @@ class Runner:
                     raise
                 # What a lost COMMIT did is not known: the next try asks.
                 tries += 1
-                self._closed.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311
+                self._closed.wait(pause * JITTER.uniform(0.5, 1.0))
                 pause = min(1.0, pause * 2)
 
     def _require_open(self) -> None:

@@ -54,6 +54,8 @@ VERSION_TABLE: Final = "alembic_version"
 
 DEFAULT_SCHEMA: Final = "reconciler"
 TRANSACTION_ATTEMPTS: Final = 5
+# The jitter of every pause. Not the shared generator: who seeds that, to repeat a run, must find nothing drawn from it.
+JITTER: Final = random.SystemRandom()
 
 _READ_OPTION: Final = "reconciler_read"
 _NAME_OPTION: Final = "reconciler_database"
@@ -622,7 +624,7 @@ def run_transaction(
             if not again:
                 raise translate_error(error, name_of(engine)) from error
         # 10 ms, doubled, at most 1 s; the jitter keeps two that met from meeting again.
-        sleep(min(1.0, 0.01 * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.5))  # noqa: S311
+        sleep(min(1.0, 0.01 * 2.0 ** (tried - 1)) * JITTER.uniform(0.5, 1.5))
 
 
 # --- the schema check (I16) ------------------------------------------------------------------------------------------

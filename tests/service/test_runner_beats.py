@@ -134,7 +134,8 @@ def test_a_claim_is_trusted_from_before_it_was_sent(bench: Bench) -> None:
 
 
 def test_the_thread_keeps_a_lease_alive_under_a_busy_tool(bench: Bench) -> None:
-    runner = bench.runner(beat_by_itself=True, lease_s=1.0, beat_s=0.2)
+    # Long against any stall of a loaded machine: an attempt that was once seen lost is beaten for no longer.
+    runner = bench.runner(beat_by_itself=True, lease_s=6.0, beat_s=0.2)
     attempt = bench.begun(runner)
     stop = threading.Event()
 
@@ -146,18 +147,21 @@ def test_the_thread_keeps_a_lease_alive_under_a_busy_tool(bench: Bench) -> None:
     threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 2.5
+    leases = {bench.attempt_row(attempt).lease_expires_at}
     lost = 0
-    while time.monotonic() < end:
-        lost += attempt.lost.is_set()
+    end = time.monotonic() + 30
+    while len(leases) < 4 and time.monotonic() < end:
         sum(range(10_000))
+        lost += attempt.lost.is_set()
+        leases.add(bench.attempt_row(attempt).lease_expires_at)
     stop.set()
     for thread in threads:
         thread.join()
+    assert 0 == lost
+    assert 4 <= len(leases)
     row = bench.attempt_row(attempt)
     assert row.beat_at > row.claimed_at
-    assert (row.lease_expires_at - row.claimed_at).total_seconds() > 2.0
-    assert not attempt.lost.is_final
+    assert row.lease_expires_at == max(row.lease_expires_at, *leases)
 
 
 def test_the_thread_tells_of_an_abort_and_of_a_loss(bench: Bench) -> None:
