@@ -58,6 +58,8 @@ USUAL: dict[str, Any] = {
 SESSIONS = 6
 PER_SESSION = 2
 STEPS = 3
+# Longer lives meet no further moments: a submission is worked off in less.
+LIFE_S = 0.12
 
 
 @dataclass
@@ -246,7 +248,7 @@ class CrashRuns:
                 os.kill(pid, signal.SIGKILL)
                 self.processes.reap(pid)
             self.found.kills += 1
-            self._life_s = min(2.0, self._life_s * 1.02)
+            self._life_s = min(LIFE_S, self._life_s * 1.02)
         else:
             # It was done before its moment came: kill the next ones earlier.
             self._life_s = max(0.02, self._life_s * 0.9)

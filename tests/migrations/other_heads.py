@@ -21,6 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -163,17 +164,28 @@ def become(program: str, folder: Path) -> None:
 
 
 def work_off(url: str) -> int:
-    """Finish whatever can be claimed, until nothing is left or a quarter of a minute has gone by without work."""
+    """Finish whatever can be claimed, until all is settled or a quarter of a minute has gone by without work."""
+    import sqlalchemy as sa
+
     from reconciler.core.model import NewEntry
     from reconciler.service.runner import Runner
+    from reconciler.store.engine import make_engine, read
 
+    engine = make_engine(url)
+    quiet = time.monotonic()
     with Runner(url, owner="the next program's", notify=False) as runner:
-        while claimed := runner.claim(1, wait_s=15):
-            (attempt,) = claimed
-            attempt.begin()
-            attempt.append([NewEntry("assistant", {"text": "done by the next program"}, stop_reason="stop")])
-            attempt.settle("completed")
-            print(f"{attempt.session_id}/{attempt.submission_id}", flush=True)
+        while time.monotonic() - quiet < 15:
+            with read(engine) as conn:
+                if not conn.execute(sa.text("SELECT count(*) FROM submissions WHERE status <> 'settled'")).scalar():
+                    break
+            while claimed := runner.claim(1, wait_s=0.5):
+                (attempt,) = claimed
+                attempt.begin()
+                attempt.append([NewEntry("assistant", {"text": "done by the next program"}, stop_reason="stop")])
+                attempt.settle("completed")
+                print(f"{attempt.session_id}/{attempt.submission_id}", flush=True)
+                quiet = time.monotonic()
+    engine.dispose()
     return 0
 
 

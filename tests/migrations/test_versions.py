@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -171,6 +172,8 @@ class AtWork:
             name = f"q{len(self.accepted):04d}"
             self.runner.submit("many", name, {"text": "go"})
             self.accepted.append(name)
+            # All of it is worked off afterwards: as many as are needed to be always at it.
+            time.sleep(0.02)
 
         def append() -> None:
             call = f"c{len(self.calls)}"
