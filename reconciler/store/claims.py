@@ -241,13 +241,15 @@ _HEAD_PG: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=_STABLE_N
 _CROWDED_PG: Final = sa.text(_CROWDED.format(now=_STABLE_NOW))
 
 _NOW: Final = sa.bindparam("now", type_=UtcDateTime())
-# Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped.
+# Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped. How many are looked at
+# stands in the text: the planner must know that they are few, else it reads all sessions into a filter for them.
+_DEPTH: Final = sa.bindparam("depth", type_=sa.Integer(), literal_execute=True)
 _OLDEST_SQLITE: Final = sa.text(
     "SELECT s.session_id, s.id, s.limits, s.plan, s.deadline_at"
     f" FROM ({_OLDEST.format(now=':now', floor='')}) c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
-).bindparams(_NOW)
+).bindparams(_NOW, _DEPTH)
 _SESSIONS_SQLITE: Final = sa.text(_SESSIONS.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
 _HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(now=":now")).bindparams(_NOW)
