@@ -5,6 +5,7 @@ Knows nothing of tables, parents or fences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,7 @@ from reconciler.errors import InvalidInput, LimitExceeded, ReservedId
 from reconciler.store.fence import AttemptRef
 
 _APPENDABLE_KINDS: Final = ENTRY_KINDS - {KIND_SUBMISSION_SETTLED, KIND_UNREADABLE}
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _SWITCHES: Final = ("is_synthetic", "is_sidechain", "ends_turn", "starts_logged")
 # Of one message.
 _CALLS_MAX: Final = 1_000
@@ -88,7 +90,7 @@ def require_id(value: object, what: str) -> str:
         raise InvalidInput(f"cannot use {shown(value)} as {what}: it is no UTF-8") from None
     if not 1 <= size <= ID_BYTES_MAX:
         raise InvalidInput(f"cannot use an id of {size} bytes as {what}: 1 to {ID_BYTES_MAX} are allowed")
-    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
+    if _CONTROL.search(value):
         raise InvalidInput(f"cannot use {shown(value)} as {what}: it has control characters")
     return value
 

@@ -31,14 +31,14 @@ def send(conn: Connection, *queries: Query) -> list[Sequence[Any]]:
         if len(queries) == 1:
             ((text, parameters),) = queries
             cursor = driver.execute(text, parameters)
-            return [cursor.fetchall() if cursor.description else ()]
+            return [_fetched(cursor)]
         cursors = []
         with driver.pipeline():
             for text, parameters in queries:
                 cursor = driver.cursor()
                 cursor.execute(text, parameters)
                 cursors.append(cursor)
-        return [cursor.fetchall() if cursor.description else () for cursor in cursors]
+        return [_fetched(cursor) for cursor in cursors]
     except psycopg.Error as error:
         is_lost = bool(driver.closed)
         if is_lost:
@@ -48,3 +48,9 @@ def send(conn: Connection, *queries: Query) -> list[Sequence[Any]]:
 
 def _rows(result: Any) -> Sequence[Any]:
     return [tuple(row) for row in result] if result.returns_rows else ()
+
+
+def _fetched(cursor: Any) -> Sequence[Any]:
+    # Not by its description: an object would be made for each column.
+    result = cursor.pgresult
+    return cursor.fetchall() if result is not None and result.nfields else ()

@@ -84,10 +84,10 @@ def test_a_row_that_changed_under_the_lock_refuses_the_step(engine: Engine, monk
     real = refine_gate._lock
 
     def stale(*given: Any) -> Any:
-        found = real(*given)
+        found, facts = real(*given)
         assert found is not None
         found.steps += 1
-        return found
+        return found, facts
 
     monkeypatch.setattr(refine_gate, "_lock", stale)
     with pytest.raises(StoreConflict, match="changed under the lock"), begin(engine) as conn:
