@@ -21,12 +21,13 @@ from reconciler.store import claims
 from tests.bench import data
 from tests.bench.databases import Database
 
-# As ANALYZE leaves them behind two million settled submissions: nothing about the partial indexes of what is due.
+# As ANALYZE (of a part, as is usual) leaves them behind two million settled submissions: nothing about the partial
+# indexes of what is due.
 _STATISTICS = (
-    ("sessions", "sessions", "100000 1"),
-    ("submissions", "sqlite_autoindex_submissions_1", "2000000 20 1"),
-    ("submissions", "sqlite_autoindex_submissions_2", "2000000 20 1"),
-    ("submissions", "ix_submissions_settled", "2000000 1001 20 1"),
+    ("submissions", "ix_submissions_settled", "1935360 1001 20 1"),
+    ("submissions", "sqlite_autoindex_submissions_2", "2096325 20 1"),
+    ("submissions", "sqlite_autoindex_submissions_1", "2564520 20 1"),
+    ("sessions", "sessions", "41492 1"),
     ("entries", "sqlite_autoindex_entries_1", "20000000 200 1"),
     ("entries", "sqlite_autoindex_entries_2", "20000000 200 1"),
     ("entry_payloads", "sqlite_autoindex_entry_payloads_1", "20000000 200 1"),
