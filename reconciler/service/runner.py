@@ -79,6 +79,10 @@ _PRESENCE_S: Final = 30.0
 # How often a claim searches from the beginning: always again after so long, and sooner where it found nothing.
 _WHOLE_EVERY_S: Final = 10.0
 _WHOLE_AGAIN_S: Final = 1.0
+# Where such a search takes long (an old snapshot keeps all that is dead), the next one waits for this many times as
+# long, but never longer than so many seconds: a row that became visible late is found by then.
+_WHOLE_RESTS: Final = 50
+_WHOLE_REST_MAX_S: Final = 60.0
 _FLOOR_MARGIN: Final = timedelta(seconds=5)
 _CLAIM_WAIT_MAX_S: Final = 3600.0
 # Attempts that one call beats for.
@@ -478,16 +482,19 @@ class Runner:
             grace_s=self.limits.grace_s,
             after_session=self._after_session,
             session_id=session_id,
-            floor=self._floor.at(self._process_clock()),
+            floor=None if session_id is not None else self._floor.at(self._process_clock()),
         )
         # Before the first try: whichever try got through, the lease ends later than we trust it.
         asked_at = self._process_clock()
         result: ClaimResult = self._write(lambda conn, repeated: claim(conn, call, repeated=repeated))
-        if not result.claimed and call.floor is not None and self._floor.may_look_below(self._process_clock()):
-            whole = replace(call, floor=None)
+        is_whole = call.floor is None
+        if not result.claimed and not is_whole and self._floor.may_look_below(self._process_clock()):
+            is_whole, whole = True, replace(call, floor=None)
             result = self._write(lambda conn, repeated: claim(conn, whole, repeated=repeated))
         if session_id is None:
             self._floor.take(result.oldest)
+            if is_whole:
+                self._floor.rest(self._process_clock())
         self._after_session = result.next_session
         attempts = [self._attempt(claimed, asked_at) for claimed in result.claimed]
         with self._guard:
@@ -515,26 +522,31 @@ class _Floor:
     """Where a search for claimable rows begins, so that it need not step over what was claimed long ago.
 
     A row may become visible later than its instant says, by as long as its transaction took: a margin allows for that,
-    and a search from the beginning, every few seconds, finds what was later still.
+    and a search from the beginning, every few seconds (every minute where that is slow), finds what was later still.
     """
 
     def __init__(self) -> None:
         self._instant: datetime | None = None
         self._whole_at = 0.0
+        self._rest_s = 0.0
 
     def at(self, clock: float) -> datetime | None:
         """Return the floor, None where it is time to search from the beginning."""
-        if self._instant is not None and clock < self._whole_at + _WHOLE_EVERY_S:
+        if self._instant is not None and clock < self._whole_at + max(_WHOLE_EVERY_S, self._rest_s):
             return self._instant
         self._whole_at = clock
         return None
 
     def may_look_below(self, clock: float) -> bool:
         """Tell whether a search that found nothing above the floor is worth another one from the beginning."""
-        if clock < self._whole_at + _WHOLE_AGAIN_S:
+        if clock < self._whole_at + max(_WHOLE_AGAIN_S, self._rest_s):
             return False
         self._whole_at = clock
         return True
+
+    def rest(self, clock: float) -> None:
+        """Take note that the search from the beginning is over now."""
+        self._rest_s = min(_WHOLE_REST_MAX_S, (clock - self._whole_at) * _WHOLE_RESTS)
 
     def take(self, oldest: datetime | None) -> None:
         """Take note of since when the oldest claimable row is so."""

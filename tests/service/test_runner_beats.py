@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -431,4 +431,91 @@ def test_a_search_steps_over_what_was_claimed_long_ago(postgresql_url: str) -> N
     admitted = bench.row("first", "a").admitted_at
     assert all(floor is not None and floor >= admitted - timedelta(seconds=5) for floor in seen[:3])
     assert seen[3] is None
+    bench.close()
+
+
+def _searches(runner: Any, at_search: Callable[[], None] = lambda: None) -> list[Any]:
+    """Return a list that gets the floor of each search from now on; *at_search* is called before each."""
+    seen: list[Any] = []
+
+    def watch(conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "ORDER BY c.not_before" in statement:
+            at_search()
+            seen.append(parameters["floor"])
+
+    sa.event.listen(runner._engine, "before_cursor_execute", watch)
+    return seen
+
+
+def test_a_search_that_met_nothing_is_not_repeated_over_the_same_time(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    runner = bench.runner(process_clock=Hand())
+    bench.claimed(runner, "first", "a")
+    runner._floor.take(bench.now() - timedelta(hours=1))
+    seen = _searches(runner)
+    began = bench.now()
+    assert [] == runner.claim()
+    assert [] == runner.claim()
+    assert seen[0] < began - timedelta(minutes=59)
+    assert seen[1] >= began - timedelta(seconds=5)
+    bench.close()
+
+
+def test_the_longer_a_search_from_the_beginning_takes_the_rarer_it_is_but_a_minute_is_the_most(
+    postgresql_url: str,
+) -> None:
+    bench = Bench(postgresql_url)
+    clock = Hand()
+    runner = bench.runner(process_clock=clock)
+    takes_s = 0.0
+
+    def passes() -> None:
+        clock.at += takes_s
+
+    seen = _searches(runner, passes)
+
+    def wholes(last: float) -> list[float]:
+        """Claim work about once a second; return when, up to *last*, a claim searched from the beginning."""
+        found, start = [], clock.at
+        while (at := clock.at - start) <= last:
+            bench.submitted(runner, f"at {clock.at}", "a")
+            del seen[:]
+            (attempt,) = runner.claim()
+            attempt.settle("aborted")
+            if seen == [None]:
+                found.append(at)
+            clock.at += 1.0
+        clock.at += 100.0
+        return found
+
+    assert [0.0, 10.0, 20.0] == wholes(20.0)
+    takes_s = 0.25
+    assert [0.0, 12.5, 25.0] == wholes(25.0)
+    takes_s = 2.0
+    assert [0.0, 60.0, 120.0] == wholes(120.0)
+    bench.close()
+
+
+def test_a_claim_in_one_session_does_not_stand_for_the_search_from_the_beginning(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    clock = Hand()
+    runner = bench.runner(process_clock=clock)
+    bench.claimed(runner, "first", "a")
+    seen = _searches(runner)
+    clock.at += 10.0
+    assert [] == runner.claim(session_id="first")
+    bench.claimed(runner, "second", "b")
+    assert [None] == seen
+    bench.close()
+
+
+def test_a_row_that_waits_since_before_all_time_stops_no_claim(postgresql_url: str) -> None:
+    bench = Bench(postgresql_url)
+    runner = bench.runner(process_clock=Hand())
+    bench.submitted(runner, "s", "a")
+    bench.change(submissions, submissions.c.id == "a", not_before=sa.text("'-infinity'"))
+    assert ["a"] == [attempt.submission_id for attempt in runner.claim()]
+    assert [] == runner.claim()
+    bench.submitted(runner, "t", "b")
+    assert ["b"] == [attempt.submission_id for attempt in runner.claim()]
     bench.close()
