@@ -81,8 +81,8 @@ _WHOLE_EVERY_S: Final = 10.0
 _WHOLE_AGAIN_S: Final = 1.0
 # Where such a search takes long (an old snapshot keeps all that is dead), the next one waits for this many times as
 # long, but never longer than so many seconds: a row that became visible late is found by then.
-_WHOLE_RESTS: Final = 50
-_WHOLE_REST_MAX_S: Final = 60.0
+_WHOLE_RESTS: Final = 20
+_WHOLE_REST_MAX_S: Final = 30.0
 _FLOOR_MARGIN: Final = timedelta(seconds=5)
 _CLAIM_WAIT_MAX_S: Final = 3600.0
 # Attempts that one call beats for.
@@ -492,7 +492,7 @@ class Runner:
             is_whole, whole = True, replace(call, floor=None)
             result = self._write(lambda conn, repeated: claim(conn, whole, repeated=repeated))
         if session_id is None:
-            self._floor.take(result.oldest)
+            self._floor.take(result.oldest, is_claim=bool(result.claimed))
             if is_whole:
                 self._floor.rest(self._process_clock())
         self._after_session = result.next_session
@@ -522,7 +522,7 @@ class _Floor:
     """Where a search for claimable rows begins, so that it need not step over what was claimed long ago.
 
     A row may become visible later than its instant says, by as long as its transaction took: a margin allows for that,
-    and a search from the beginning, every few seconds (every minute where that is slow), finds what was later still.
+    and a search from the beginning, every few seconds (every half minute where it is slow), finds what was later still.
     """
 
     def __init__(self) -> None:
@@ -548,9 +548,9 @@ class _Floor:
         """Take note that the search from the beginning is over now."""
         self._rest_s = min(_WHOLE_REST_MAX_S, (clock - self._whole_at) * _WHOLE_RESTS)
 
-    def take(self, oldest: datetime | None) -> None:
-        """Take note of since when the oldest claimable row is so."""
-        if oldest is not None:
+    def take(self, oldest: datetime | None, *, is_claim: bool) -> None:
+        """Take note of since when the oldest row waits. The first floor is that of a claim that got something."""
+        if oldest is not None and (is_claim or self._instant is not None):
             self._instant = oldest - _FLOOR_MARGIN
 
 

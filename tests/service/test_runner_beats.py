@@ -451,7 +451,7 @@ def test_a_search_that_met_nothing_is_not_repeated_over_the_same_time(postgresql
     bench = Bench(postgresql_url)
     runner = bench.runner(process_clock=Hand())
     bench.claimed(runner, "first", "a")
-    runner._floor.take(bench.now() - timedelta(hours=1))
+    runner._floor.take(bench.now() - timedelta(hours=1), is_claim=True)
     seen = _searches(runner)
     began = bench.now()
     assert [] == runner.claim()
@@ -461,7 +461,7 @@ def test_a_search_that_met_nothing_is_not_repeated_over_the_same_time(postgresql
     bench.close()
 
 
-def test_the_longer_a_search_from_the_beginning_takes_the_rarer_it_is_but_a_minute_is_the_most(
+def test_the_longer_a_search_from_the_beginning_takes_the_rarer_it_is_but_half_a_minute_is_the_most(
     postgresql_url: str,
 ) -> None:
     bench = Bench(postgresql_url)
@@ -489,10 +489,11 @@ def test_the_longer_a_search_from_the_beginning_takes_the_rarer_it_is_but_a_minu
         return found
 
     assert [0.0, 10.0, 20.0] == wholes(20.0)
-    takes_s = 0.25
-    assert [0.0, 12.5, 25.0] == wholes(25.0)
+    # With a second between two claims: twenty times as long as it took.
+    takes_s = 1.0
+    assert [0.0, 20.0, 40.0] == wholes(40.0)
     takes_s = 2.0
-    assert [0.0, 60.0, 120.0] == wholes(120.0)
+    assert [0.0, 30.0, 60.0] == wholes(60.0)
     bench.close()
 
 
