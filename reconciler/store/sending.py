@@ -7,9 +7,11 @@ statement is seen. Knows nothing of what is sent.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.engine import Connection
@@ -33,17 +35,14 @@ def send(conn: Connection, *queries: Query) -> list[Sequence[Any]]:
     import psycopg
 
     driver: Any = conn.connection.driver_connection
+    cursors = []
     try:
         if len(queries) == 1:
-            ((text, parameters),) = queries
-            cursor = driver.execute(text, parameters)
-            return [_fetched(cursor)]
-        cursors = []
-        with driver.pipeline():
-            for text, parameters in queries:
-                cursor = driver.cursor()
-                cursor.execute(text, parameters)
-                cursors.append(cursor)
+            cursors.append(_sent(driver, *queries[0]))
+        else:
+            with driver.pipeline():
+                for text, parameters in queries:
+                    cursors.append(_sent(driver, text, parameters))
         return [_fetched(cursor) for cursor in cursors]
     except psycopg.Error as error:
         is_lost = bool(driver.closed)
@@ -68,6 +67,30 @@ def execute_sqlite(conn: Connection, text: str, *several: Sequence[Any] | Mappin
         return driver.executemany(text, values) if len(several) > 1 else driver.execute(text, values)
     except sqlite3.Error as error:
         raise sa_exc.DBAPIError.instance(text, None, error, sqlite3.Error, dialect=conn.dialect) from error
+
+
+def _sent(driver: Any, text: str, parameters: Mapping[str, Any]) -> Any:
+    import psycopg
+
+    numbered, names = _numbered(text)
+    return psycopg.RawCursor(driver).execute(numbered, [parameters[name] for name in names])
+
+
+@lru_cache(maxsize=512)
+def _numbered(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement as the server takes it, and the names of its parameters in the order of their numbers.
+
+    The driver does the same at each execution of a statement of some length.
+    """
+    names: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return "%" if found[0] == "%%" else f"${names.setdefault(found[1], len(names) + 1)}"
+
+    return _PLACE.sub(number, text), tuple(names)
+
+
+_PLACE: Final = re.compile(r"%%|%\((\w+)\)s")
 
 
 def _rows(result: Any) -> Sequence[Any]:
