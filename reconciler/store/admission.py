@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,10 +21,11 @@ from reconciler.core.checks import require_number, shown
 from reconciler.core.model import DEFAULT_LIMITS, INPUT_ID_PREFIX, Limits
 from reconciler.core.states import DecisionAction, Outcome, Reason, SessionOrigin, SubmissionStatus
 from reconciler.errors import Conflict, InvalidInput, LimitExceeded, SessionMirrored
-from reconciler.store.dialect import db_now, for_update, in_list, insert_ignore
+from reconciler.store.dialect import db_now, for_update, in_list, is_postgresql
 from reconciler.store.engine import run_transaction
 from reconciler.store.facts import limits_for
 from reconciler.store.new_entries import require_id
+from reconciler.store.prepared import Prepared, insertion, is_among
 from reconciler.store.schema import decisions, entry_payloads, sessions, settled_ids, submissions
 
 ADMISSIONS_MAX: Final = 1_000
@@ -186,8 +188,10 @@ def admit(conn: Connection, prepared: Sequence[PreparedSubmission]) -> list[Admi
     fresh = [one for one in wanted.values() if one.key not in known]
     if fresh:
         held = _lock_sessions(conn, fresh)
-        # Behind the locks: another call may have admitted the same in between.
-        known |= _known(conn, {one.key: one for one in fresh})
+        if is_postgresql(conn):
+            # Behind the locks: another call may have admitted the same in between. Differs on SQLite because there the
+            # transaction was the lock already.
+            known |= _known(conn, {one.key: one for one in fresh})
         known |= _insert(conn, [one for one in fresh if one.key not in known], held)
     return [known[one.key] for one in prepared]
 
@@ -203,23 +207,34 @@ def _distinct(prepared: Sequence[PreparedSubmission]) -> dict[tuple[str, str], P
 # --- what is known already -------------------------------------------------------------------------------------------
 
 
-def _known(conn: Connection, wanted: Mapping[tuple[str, str], PreparedSubmission]) -> dict[tuple[str, str], Admitted]:
-    session_ids = sorted({key[0] for key in wanted})
-    submission_ids = sorted({key[1] for key in wanted})
-    found: dict[tuple[str, str], Admitted] = {}
-    rows = conn.execute(
-        sa.select(
-            submissions.c.session_id,
-            submissions.c.id,
-            submissions.c.content_digest,
-            submissions.c.status,
-            submissions.c.ticket,
-            submissions.c.admitted_at,
-            submissions.c.deadline_at,
-            submissions.c.outcome,
-            submissions.c.outcome_reason,
-        ).where(in_list(conn, submissions.c.session_id, session_ids), in_list(conn, submissions.c.id, submission_ids))
+_KNOWN: Final = Prepared(
+    lambda dialect: sa.select(
+        submissions.c.session_id,
+        submissions.c.id,
+        submissions.c.content_digest,
+        submissions.c.status,
+        submissions.c.ticket,
+        submissions.c.admitted_at,
+        submissions.c.deadline_at,
+        submissions.c.outcome,
+        submissions.c.outcome_reason,
+    ).where(is_among(dialect, submissions.c.session_id, "sessions"), is_among(dialect, submissions.c.id, "submissions"))
+)
+_REMEMBERED: Final = Prepared(
+    lambda dialect: sa.select(settled_ids).where(
+        is_among(dialect, settled_ids.c.session_id, "sessions"),
+        is_among(dialect, settled_ids.c.submission_id, "submissions"),
     )
+)
+
+
+def _known(conn: Connection, wanted: Mapping[tuple[str, str], PreparedSubmission]) -> dict[tuple[str, str], Admitted]:
+    keys = {
+        "sessions": sorted({session_id for session_id, _ in wanted}),
+        "submissions": sorted({submission_id for _, submission_id in wanted}),
+    }
+    found: dict[tuple[str, str], Admitted] = {}
+    rows = _KNOWN.rows(conn, keys)
     for row in rows:
         key = (row.session_id, row.id)
         if key in wanted:
@@ -234,12 +249,7 @@ def _known(conn: Connection, wanted: Mapping[tuple[str, str], PreparedSubmission
                 outcome=None if row.outcome is None else Outcome(row.outcome),
                 outcome_reason=row.outcome_reason,
             )
-    remembered = conn.execute(
-        sa.select(settled_ids).where(
-            in_list(conn, settled_ids.c.session_id, session_ids),
-            in_list(conn, settled_ids.c.submission_id, submission_ids),
-        )
-    )
+    remembered = _REMEMBERED.rows(conn, keys)
     for row in remembered:
         key = (row.session_id, row.submission_id)
         if key in wanted and key not in found:
@@ -262,23 +272,34 @@ def _require_same(one: PreparedSubmission, digest: str) -> None:
 # --- what is new -----------------------------------------------------------------------------------------------------
 
 
-def _lock_sessions(conn: Connection, fresh: Sequence[PreparedSubmission]) -> dict[str, sa.Row[Any]]:
+_INSERT_SESSION: Final = Prepared(insertion(sessions, ("id", "origin", "created_at", "updated_at"), ignore=True))
+_LOCK_SESSIONS: Final = Prepared(
+    lambda dialect: for_update(
+        sa.select(sessions.c.id, sessions.c.origin, sessions.c.version, sessions.c.last_ticket)
+        .where(is_among(dialect, sessions.c.id, "ids"))
+        .order_by(sessions.c.id)
+    )
+)
+_INSERT_PAYLOAD: Final = Prepared(insertion(entry_payloads, ("session_id", "entry_id", "payload"), ignore=True))
+_UPDATE_TICKET: Final = Prepared(
+    sa.update(sessions)
+    .where(sessions.c.id == sa.bindparam("p_id"))
+    .values(last_ticket=sa.bindparam("p_ticket"), updated_at=sa.bindparam("p_now"))
+)
+
+
+def _lock_sessions(conn: Connection, fresh: Sequence[PreparedSubmission]) -> dict[str, Any]:
     # Sorted, so that two calls over the same sessions wait for each other instead of locking each other out.
     session_ids = sorted({one.session_id for one in fresh})
     now = db_now(conn)
-    conn.execute(
-        insert_ignore(conn, sessions, key=["id"]),
+    _INSERT_SESSION.run(
+        conn,
         [
             {"id": session_id, "origin": SessionOrigin.NATIVE, "created_at": now, "updated_at": now}
             for session_id in session_ids
         ],
     )
-    statement = for_update(
-        sa.select(sessions.c.id, sessions.c.origin, sessions.c.version, sessions.c.last_ticket)
-        .where(in_list(conn, sessions.c.id, session_ids))
-        .order_by(sessions.c.id)
-    )
-    held = {row.id: row for row in conn.execute(statement)}
+    held = {row.id: row for row in _LOCK_SESSIONS.rows(conn, {"ids": session_ids})}
     for one in fresh:
         if held[one.session_id].origin != SessionOrigin.NATIVE:
             raise SessionMirrored(
@@ -289,7 +310,7 @@ def _lock_sessions(conn: Connection, fresh: Sequence[PreparedSubmission]) -> dic
 
 
 def _insert(
-    conn: Connection, fresh: Sequence[PreparedSubmission], held: Mapping[str, sa.Row[Any]]
+    conn: Connection, fresh: Sequence[PreparedSubmission], held: Mapping[str, Any]
 ) -> dict[tuple[str, str], Admitted]:
     if not fresh:
         return {}
@@ -311,13 +332,11 @@ def _insert(
         )
         rows.append(_submission_row(one, tickets[one.session_id], version, now, deadline_at))
         decided.append(_decision_row(one, version, now, deadline_at))
-    conn.execute(submissions.insert(), rows)
+    _insertion(submissions, rows).run(conn, rows)
     _keep_payloads(conn, fresh)
-    conn.execute(decisions.insert(), decided)
-    conn.execute(
-        sa.update(sessions)
-        .where(sessions.c.id == sa.bindparam("p_id"))
-        .values(last_ticket=sa.bindparam("p_ticket"), updated_at=sa.bindparam("p_now")),
+    _insertion(decisions, decided).run(conn, decided)
+    _UPDATE_TICKET.run(
+        conn,
         [
             {"p_id": session_id, "p_ticket": tickets[session_id], "p_now": now}
             for session_id in sorted({one.session_id for one in fresh})
@@ -326,13 +345,21 @@ def _insert(
     return admitted
 
 
+@cache
+def _prepared_insertion(table: sa.Table, names: tuple[str, ...]) -> Prepared:
+    return Prepared(insertion(table, names))
+
+
+def _insertion(table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> Prepared:
+    return _prepared_insertion(table, tuple(rows[0]))
+
+
 def _keep_payloads(conn: Connection, fresh: Sequence[PreparedSubmission]) -> None:
     payloads = [
         {"session_id": one.session_id, "entry_id": INPUT_ID_PREFIX + one.submission_id, "payload": one.payload}
         for one in fresh
     ]
-    kept = conn.execute(insert_ignore(conn, entry_payloads, key=["session_id", "entry_id"]), payloads)
-    if kept.rowcount == len(fresh):
+    if _INSERT_PAYLOAD.run(conn, payloads) == len(fresh):
         return
     # A ledger restored beside newer entries: the input is there, and its submission is not.
     stored = conn.execute(

@@ -6,6 +6,7 @@ attempt (I11). Knows nothing of paths or plans: what they cost is handed in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,8 +25,10 @@ from reconciler.store.dialect import is_postgresql
 from reconciler.store.entries import chain_query, write_chain, written_by
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry
+from reconciler.store.prepared import Prepared
 from reconciler.store.schema import attempts, decisions, submissions
 from reconciler.store.sending import Query, send
+from reconciler.store.types import UtcDateTime
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
@@ -121,8 +124,9 @@ def record_begin(
     if chain and not write_chain(conn, held, chain, parent_id=row.session_leaf_entry_id):
         raise _taken(held, chain)
     # Approved calls are used up: after this they are open calls like others.
-    update_submission(conn, held.ref.session_id, held.ref.submission_id, {**costs, "pending_calls": None})
-    _update_attempt(conn, held.ref, {"begun_at": held.now, **spent})
+    keys = {"session": held.ref.session_id, "submission": held.ref.submission_id, "attempt": held.ref.attempt_id}
+    _BEGIN_SUBMISSION_SQLITE.run(conn, [keys | costs])
+    _BEGIN_ATTEMPT_SQLITE.run(conn, [keys | spent | {"now": held.now}])
 
 
 # Differs on PostgreSQL because there a round trip costs more than a statement: all of a beginning travels in one.
@@ -134,6 +138,16 @@ _BEGIN_SUBMISSION_PG: Final = (
 _BEGIN_ATTEMPT_PG: Final = (
     "UPDATE attempts SET begun_at = %(now)s, spent_redispatch = %(spent_redispatch)s,"
     " spent_sub_turn = %(spent_sub_turn)s WHERE session_id = %(session)s AND attempt_id = %(attempt)s"
+)
+
+
+def _for_sqlite(text: str) -> sa.TextClause:
+    return sa.text(re.sub(r"%\((\w+)\)s", r":\1", text))
+
+
+_BEGIN_SUBMISSION_SQLITE: Final = Prepared(_for_sqlite(_BEGIN_SUBMISSION_PG))
+_BEGIN_ATTEMPT_SQLITE: Final = Prepared(
+    _for_sqlite(_BEGIN_ATTEMPT_PG).bindparams(sa.bindparam("now", type_=UtcDateTime()))
 )
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from reconciler.core.model import INPUT_ID_PREFIX
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.facts import are_readable_limits
 from reconciler.store.fence import AttemptRef
+from reconciler.store.prepared import Prepared
 from reconciler.store.schema import submissions
 from reconciler.store.sending import send
 from reconciler.store.settlement_sql import array_literal
@@ -259,24 +261,30 @@ _CROWDED_PG: Final = _for_driver(
 _NOW: Final = sa.bindparam("now", type_=UtcDateTime())
 # Differs on SQLite because the immediate transaction is the lock, and nothing is ever skipped. How many are looked at
 # stands in the text: the planner must know that they are few, else it reads all sessions into a filter for them.
-_DEPTH: Final = sa.bindparam("depth", type_=sa.Integer(), literal_execute=True)
-_OLDEST_SQLITE: Final = sa.text(
+_OLDEST_SQLITE: Final = (
     "SELECT s.session_id, s.id, s.limits, s.plan, s.deadline_at"
     f" FROM ({_OLDEST.format(now=':now', floor='')}) c JOIN sessions x ON x.id = c.session_id"
     " JOIN submissions s ON s.session_id = c.session_id AND s.id = c.id"
     f" WHERE {_CLAIMABLE.format(now=':now')} ORDER BY c.not_before, c.session_id, c.ticket LIMIT :wanted"
-).bindparams(_NOW, _DEPTH)
+)
+
+
+@lru_cache(maxsize=64)
+def _oldest_sqlite(depth: int) -> Prepared:
+    return Prepared(sa.text(_OLDEST_SQLITE.replace(":depth", str(depth))).bindparams(_NOW))
+
+
 _SESSIONS_SQLITE: Final = sa.text(_SESSIONS.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
 _HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now"))).bindparams(_NOW)
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(oldest="", now=":now", floor="")).bindparams(_NOW)
 
 
 def _lock_oldest(conn: Connection, wanted: int, floor: datetime | None) -> tuple[list[_Locked], datetime | None]:
-    parameters: dict[str, Any] = {"depth": CANDIDATES_MAX + wanted, "wanted": wanted}
+    depth = CANDIDATES_MAX + wanted
     if is_postgresql(conn):
-        (found,) = send(conn, (_LOCK_OLDEST_PG, {**parameters, "floor": floor}))
+        (found,) = send(conn, (_LOCK_OLDEST_PG, {"depth": depth, "wanted": wanted, "floor": floor}))
         return [_Locked._make(row[:5]) for row in found], found[0][5] if found else None
-    rows = conn.execute(_OLDEST_SQLITE, {**parameters, "now": db_now(conn)})
+    rows = _oldest_sqlite(depth).rows(conn, {"wanted": wanted, "now": db_now(conn)})
     return [_Locked._make(row) for row in rows], None
 
 
@@ -372,22 +380,35 @@ class _Taken(NamedTuple):
     payload: str | None
 
 
-_TAKE_SQLITE: Final = sa.text(
-    "UPDATE submissions SET status = 'running', revision = revision + 1, claims = claims + 1,"
-    " attempts_spent = attempts_spent + 1, current_attempt_id = :attempt_id, not_before = NULL,"
-    " reconcile_at = :reconcile_at WHERE session_id = :session_id AND id = :submission_id"
-).bindparams(sa.bindparam("reconcile_at", type_=UtcDateTime()))
-_ATTEMPT_SQLITE: Final = sa.text(
-    f"INSERT INTO attempts ({_ATTEMPT_COLUMNS}) VALUES (:session_id, :attempt_id, :submission_id, :number, :owner,"
-    " :instance_id, :machine_id, :boot_id, :pid_namespace, :pid, :process_start, :claim_key, :claimed_at, :lease,"
-    " :beat, :claimed_at, :lease_expires_at, :plan)"
-).bindparams(sa.bindparam("claimed_at", type_=UtcDateTime()), sa.bindparam("lease_expires_at", type_=UtcDateTime()))
-_SUBMISSIONS_SQLITE: Final = sa.text(
-    "SELECT s.session_id, s.id, s.claims, s.plan, s.deadline_at, p.payload"
-    " FROM json_each(:keys) k JOIN submissions s ON s.session_id = json_extract(k.value, '$[0]')"
-    " AND s.id = json_extract(k.value, '$[1]')"
-    f" LEFT JOIN entry_payloads p ON p.session_id = s.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || s.id"
-).columns(deadline_at=UtcDateTime())
+_TAKE_SQLITE: Final = Prepared(
+    sa.text(
+        "UPDATE submissions SET status = 'running', revision = revision + 1, claims = claims + 1,"
+        " attempts_spent = attempts_spent + 1, current_attempt_id = :attempt_id, not_before = NULL,"
+        " reconcile_at = :reconcile_at WHERE session_id = :session_id AND id = :submission_id"
+    ).bindparams(sa.bindparam("reconcile_at", type_=UtcDateTime()))
+)
+_ATTEMPT_SQLITE: Final = Prepared(
+    sa.text(
+        f"INSERT INTO attempts ({_ATTEMPT_COLUMNS}) VALUES (:session_id, :attempt_id, :submission_id, :number, :owner,"
+        " :instance_id, :machine_id, :boot_id, :pid_namespace, :pid, :process_start, :claim_key, :claimed_at, :lease,"
+        " :beat, :claimed_at, :lease_expires_at, :plan)"
+    ).bindparams(sa.bindparam("claimed_at", type_=UtcDateTime()), sa.bindparam("lease_expires_at", type_=UtcDateTime()))
+)
+_SUBMISSIONS_SQLITE: Final = Prepared(
+    sa.text(
+        "SELECT s.session_id, s.id, s.claims, s.plan, s.deadline_at, p.payload"
+        " FROM json_each(:keys) k JOIN submissions s ON s.session_id = json_extract(k.value, '$[0]')"
+        " AND s.id = json_extract(k.value, '$[1]')"
+        f" LEFT JOIN entry_payloads p ON p.session_id = s.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || s.id"
+    ).columns(
+        session_id=sa.Text(),
+        id=sa.Text(),
+        claims=sa.Integer(),
+        plan=sa.Text(),
+        deadline_at=UtcDateTime(),
+        payload=sa.Text(),
+    )
+)
 
 
 def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]:
@@ -419,7 +440,7 @@ def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]
     else:
         # Differs on SQLite because it has no data-modifying CTE; the search ran in this same immediate transaction.
         now = db_now(conn)
-        rows = conn.execute(_SUBMISSIONS_SQLITE, {"keys": json.dumps([list(key) for key in found])}).all()
+        rows = _SUBMISSIONS_SQLITE.rows(conn, {"keys": json.dumps([list(key) for key in found])})
         updates, inserts = [], []
         for row in rows:
             attempt_id = attempt_of[row.session_id, row.id]
@@ -438,8 +459,8 @@ def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]
                     "plan": row.plan,
                 }
             )
-        conn.execute(_TAKE_SQLITE, updates)
-        conn.execute(_ATTEMPT_SQLITE, inserts)
+        _TAKE_SQLITE.run(conn, updates)
+        _ATTEMPT_SQLITE.run(conn, inserts)
         claimed = {
             (row.session_id, row.id): _claimed(call, row, row.claims + 1, now, attempt_of[row.session_id, row.id])
             for row in rows

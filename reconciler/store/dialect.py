@@ -36,6 +36,7 @@ from reconciler.errors import (
     StoreFault,
     UnsupportedOnDialect,
 )
+from reconciler.store.sending import execute_sqlite, send
 from reconciler.store.types import UtcDateTime
 
 Clock = Callable[[], datetime]
@@ -232,19 +233,16 @@ def fetch_tuples(conn: Connection, statement: str, parameters: dict[str, Any]) -
 
     Where PostgreSQL holds an instant that Python has none for (infinity, a year beyond 9999), `Doubtful` rows.
     """
-    result = conn.exec_driver_sql(statement, parameters)
-    cursor = result.cursor
-    if cursor is None:
-        raise UnsupportedOnDialect("cannot fetch: the statement returns no rows")
+    if is_sqlite(conn):
+        return list(execute_sqlite(conn, statement, parameters).fetchall())
     try:
-        rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
-    except Exception as error:
-        if not is_postgresql(conn) or type(error).__name__ != "DataError" or getattr(error, "sqlstate", None):
+        (rows,) = send(conn, (statement, parameters))
+    except sa_exc.DBAPIError as error:
+        if type(error.orig).__name__ != "DataError" or getattr(error.orig, "sqlstate", None):
             raise
         # The driver's refusal, not the server's: the transaction stands.
         with tolerant_loaders(conn):
-            return Doubtful(conn.exec_driver_sql(statement, parameters).fetchall())
-    result.close()
+            return Doubtful(send(conn, (statement, parameters))[0])
     return rows
 
 

@@ -42,6 +42,7 @@ from reconciler.store.dialect import (
     system_clock,
     translate_error,
 )
+from reconciler.store.sending import execute_sqlite
 from reconciler.store.sqlite_file import SqliteFile, file_at
 
 T = TypeVar("T")
@@ -400,7 +401,7 @@ def _sqlite_begin(conn: Connection) -> None:
     # Immediate: the write lock is taken before the first read, so that what was read still holds when it is written,
     # and no transaction fails half-way for a lock that it cannot get any more.
     reading = conn.get_execution_options().get(_READ_OPTION, False)
-    conn.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+    execute_sqlite(conn, "BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, Any]) -> Engine:
@@ -480,7 +481,7 @@ def _writing(engine: Engine) -> Iterator[Connection]:
         return
     with engine.connect() as conn, conn.begin():
         if required:
-            _require_needed([str(version) for (version,) in conn.exec_driver_sql(_READ_VERSION)], conn)
+            _require_needed([str(version) for (version,) in execute_sqlite(conn, _READ_VERSION)], conn)
         yield conn
 
 

@@ -20,6 +20,7 @@ from reconciler.errors import Conflict, InvalidInput, NotBegun, StoreFault
 from reconciler.store.dialect import in_list, is_postgresql
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry, require_id
+from reconciler.store.prepared import Prepared
 from reconciler.store.schema import attempts, entries, entry_payloads, sessions
 from reconciler.store.sending import Query, send
 from reconciler.store.settlement_sql import array_literal
@@ -72,16 +73,20 @@ _WRITE_MANY_PG: Final = _WRITE_PG.format(
     rows="SELECT * FROM unnest(" + ", ".join(f"%({name})s::{kind}[]" for name, kind in _ROW_FIELDS) + ")",
 )
 
-_INSERT_SQLITE: Final = sa.text(
-    f"INSERT INTO entries (session_id, submission_id, attempt_id, write_ahead, created_at, {_COLUMNS})"
-    f" VALUES (:session_id, :submission_id, :attempt_id, 1, :now, {', '.join(f':{name}' for name in _NAMES)})"
-    " ON CONFLICT DO NOTHING"
-).bindparams(sa.bindparam("now", type_=UtcDateTime()))
-_INSERT_PAYLOAD_SQLITE: Final = sa.text(
-    "INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (:session_id, :id, :payload)"
-    " ON CONFLICT DO NOTHING"
+_INSERT_SQLITE: Final = Prepared(
+    sa.text(
+        f"INSERT INTO entries (session_id, submission_id, attempt_id, write_ahead, created_at, {_COLUMNS})"
+        f" VALUES (:session_id, :submission_id, :attempt_id, 1, :now, {', '.join(f':{name}' for name in _NAMES)})"
+        " ON CONFLICT DO NOTHING"
+    ).bindparams(sa.bindparam("now", type_=UtcDateTime()))
 )
-_UPDATE_SESSION: Final = (
+_INSERT_PAYLOAD_SQLITE: Final = Prepared(
+    sa.text(
+        "INSERT INTO entry_payloads (session_id, entry_id, payload) VALUES (:session_id, :id, :payload)"
+        " ON CONFLICT DO NOTHING"
+    )
+)
+_UPDATE_SESSION: Final = Prepared(
     sa.update(sessions)
     .where(sessions.c.id == sa.bindparam("p_session"))
     .values(
@@ -91,7 +96,7 @@ _UPDATE_SESSION: Final = (
         updated_at=sa.bindparam("p_now"),
     )
 )
-_UPDATE_PROGRESS: Final = (
+_UPDATE_PROGRESS: Final = Prepared(
     sa.update(attempts)
     .where(attempts.c.session_id == sa.bindparam("p_session"), attempts.c.attempt_id == sa.bindparam("p_attempt"))
     .values(progress_at=sa.bindparam("p_now"))
@@ -130,18 +135,16 @@ def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *,
         for entry in chain
         if entry.payload is not None
     ]
-    written = conn.execute(_INSERT_SQLITE, rows).rowcount
+    written = _INSERT_SQLITE.run(conn, rows)
     if payloads:
-        written += conn.execute(_INSERT_PAYLOAD_SQLITE, payloads).rowcount
+        written += _INSERT_PAYLOAD_SQLITE.run(conn, payloads)
     if written != expected:
         return False
     session = {"p_session": held.ref.session_id, "p_now": held.now}
-    conn.execute(
-        _UPDATE_SESSION,
-        {**session, "p_number": len(chain), "p_last_seq": last_seq + len(chain), "p_leaf": chain[-1].id},
-    )
+    changes = {"p_number": len(chain), "p_last_seq": last_seq + len(chain), "p_leaf": chain[-1].id}
+    _UPDATE_SESSION.run(conn, [session | changes])
     if progress:
-        conn.execute(_UPDATE_PROGRESS, {**session, "p_attempt": held.ref.attempt_id})
+        _UPDATE_PROGRESS.run(conn, [{**session, "p_attempt": held.ref.attempt_id}])
     return True
 
 

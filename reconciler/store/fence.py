@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from reconciler.core.states import AttemptEnd, Outcome, SubmissionStatus
 from reconciler.errors import AttemptLost, NotFound
 from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.prepared import Prepared
 from reconciler.store.schema import attempts, sessions, settled_ids, submissions
 from reconciler.store.sending import send
 
@@ -60,18 +61,34 @@ class Held:
 _SESSION_NAMES: Final = tuple(
     column.name for column in sessions.c if column.name not in {"id", "last_ticket", "created_at", "updated_at"}
 )
-_LOCK: Final = (
+_OF_SESSION: Final = frozenset(f"session_{name}" for name in _SESSION_NAMES)
+
+
+def _lock_statement(names: Sequence[str]) -> sa.Select[Any]:
     # Sessions first: the rows are locked in the order in which the tables are named.
-    sa.select(*(sessions.c[name].label(f"session_{name}") for name in _SESSION_NAMES), *submissions.c)
-    .select_from(sessions.join(submissions, submissions.c.session_id == sessions.c.id))
-    .where(sessions.c.id == sa.bindparam("p_session"), submissions.c.id == sa.bindparam("p_submission"))
-    .with_for_update(of=[sessions, submissions])
+    return (
+        sa.select(
+            *(
+                sessions.c[name.removeprefix("session_")].label(name) if name in _OF_SESSION else submissions.c[name]
+                for name in names
+            )
+        )
+        .select_from(sessions.join(submissions, submissions.c.session_id == sessions.c.id))
+        .where(sessions.c.id == sa.bindparam("p_session"), submissions.c.id == sa.bindparam("p_submission"))
+        .with_for_update(of=[sessions, submissions])
+    )
+
+
+_ATTEMPT: Final = Prepared(
+    sa.select(*attempts.c).where(
+        attempts.c.session_id == sa.bindparam("p_session"), attempts.c.attempt_id == sa.bindparam("p_attempt")
+    )
 )
-_ATTEMPT: Final = sa.select(*attempts.c).where(
-    attempts.c.session_id == sa.bindparam("p_session"), attempts.c.attempt_id == sa.bindparam("p_attempt")
-)
-_OUTCOME_KEPT: Final = sa.select(settled_ids.c.outcome).where(
-    settled_ids.c.session_id == sa.bindparam("p_session"), settled_ids.c.submission_id == sa.bindparam("p_submission")
+_OUTCOME_KEPT: Final = Prepared(
+    sa.select(settled_ids.c.outcome).where(
+        settled_ids.c.session_id == sa.bindparam("p_session"),
+        settled_ids.c.submission_id == sa.bindparam("p_submission"),
+    )
 )
 
 
@@ -106,7 +123,10 @@ def _lock_text(names: Sequence[str]) -> str:
     )
 
 
-_OF_SESSION: Final = frozenset(f"session_{name}" for name in _SESSION_NAMES)
+_LOCK: Final = {
+    False: Prepared(_lock_statement(_Narrow._fields)),
+    True: Prepared(_lock_statement(_WIDE_NAMES)),
+}
 _LOCK_PG: Final = {False: _lock_text(_Narrow._fields), True: _lock_text(_WIDE_NAMES)}
 # A statement of its own, behind the locks.
 _ATTEMPT_PG: Final = (
@@ -122,19 +142,19 @@ class Pruned:
     outcome: str
 
 
-def lock_submission(conn: Connection, session_id: str, submission_id: str) -> Any | Pruned:
-    """Lock the session's and the submission's row and return them as one (see `Held.row`).
+def lock_submission(conn: Connection, session_id: str, submission_id: str, *, wide: bool = True) -> Any | Pruned:
+    """Lock the session's and the submission's row and return them as one (see `Held.row`), not *wide* as for `hold`.
 
     Raises:
         NotFound: there is no such submission, and there never was one that was settled.
     """
     keys = {"p_session": session_id, "p_submission": submission_id}
-    row = conn.execute(_LOCK, keys).one_or_none()
+    row = _LOCK[wide].one_or_none(conn, keys)
     if row is not None:
         return row
-    outcome = conn.execute(_OUTCOME_KEPT, keys).scalar_one_or_none()
-    if outcome is not None:
-        return Pruned(outcome)
+    kept = _OUTCOME_KEPT.one_or_none(conn, keys)
+    if kept is not None:
+        return Pruned(kept.outcome)
     raise NotFound(
         f'there is no submission "{session_id}/{submission_id}"',
         hint="check the ids; `reconciler list` shows what there is",
@@ -159,12 +179,12 @@ def hold(conn: Connection, ref: AttemptRef, *, wide: bool = True) -> Held:
             attempt: Any = _AttemptRow._make(found[0]) if found else None
             now: datetime = db_now(conn) if attempt is None else attempt.now
             return _held(ref, now, row, attempt)
-    row = lock_submission(conn, ref.session_id, ref.submission_id)
+    row = lock_submission(conn, ref.session_id, ref.submission_id, wide=wide)
     if isinstance(row, Pruned):
         raise AttemptLost(
             f"cannot write for {ref.name}: it was settled {row.outcome} and pruned since", outcome=row.outcome
         )
-    attempt = conn.execute(_ATTEMPT, {"p_session": ref.session_id, "p_attempt": ref.attempt_id}).one_or_none()
+    attempt = _ATTEMPT.one_or_none(conn, {"p_session": ref.session_id, "p_attempt": ref.attempt_id})
     return _held(ref, db_now(conn), row, attempt)
 
 

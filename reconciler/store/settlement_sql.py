@@ -20,6 +20,7 @@ from reconciler.core.model import KIND_SUBMISSION_SETTLED, SETTLEMENT_ID_PREFIX
 from reconciler.errors import StoreConflict
 from reconciler.store.dialect import array_literal as array_literal
 from reconciler.store.dialect import fetch_tuples, is_postgresql
+from reconciler.store.sending import execute_sqlite, send
 from reconciler.store.settlement_rows import AttemptRow, DecisionRow, EntryRow, Kind, PushRow, Rows
 from reconciler.store.types import utc_text
 
@@ -212,7 +213,7 @@ def write_postgresql(conn: Connection, rows: Rows, pushes: Sequence[PushRow], no
     parameters |= _arrays("m", EntryRow, rows.entries)
     parameters |= _arrays("t", AttemptRow, rows.attempts)
     parameters |= _arrays("p", PushRow, pushes)
-    found = conn.exec_driver_sql(_postgresql_statement(), parameters).all()
+    (found,) = send(conn, (_postgresql_statement(), parameters))
     return {(row[0], row[1]) for row in found}
 
 
@@ -276,9 +277,8 @@ class _Statement:
     def run(self, conn: Connection, columns: Mapping[str, Sequence[object]]) -> int:
         """Run it for each row of *columns*, by name; return how many rows of the table it changed."""
         rows = list(zip(*(columns[name] for name in self._names), strict=True))
-        # Not thrown away: whether each row landed is read from it.
-        result = conn.exec_driver_sql(self._text, rows, execution_options={"preserve_rowcount": True})
-        return int(result.rowcount)
+        # Whether each row landed is read from it.
+        return int(execute_sqlite(conn, self._text, *rows).rowcount) if rows else 0
 
 
 _INSTANTS: Final = {

@@ -1,0 +1,145 @@
+"""Statements of the expression language, compiled once for each database and handed to its driver: for the calls that
+run all the time.
+
+SQLAlchemy looks a statement's compiled form up anew at each use, and makes a context and a result around it: several
+times what a small statement costs SQLite. Values and rows are converted by the columns' types, as it does. Inside the
+caller's transaction. Knows no tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.engine import Connection, Dialect
+
+from reconciler.store.sending import execute_sqlite, send
+
+Values = Mapping[str, Any]
+_NO_VALUES: Final[Values] = {}
+
+
+class Listed(sa.types.TypeDecorator[Any]):
+    """A list of texts as one parameter: an array on PostgreSQL, JSON text on SQLite, which has no arrays."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> sa.types.TypeEngine[Any]:
+        """Return the type of the parameter."""
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(sa.ARRAY(sa.Text()))
+        return dialect.type_descriptor(sa.Text())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Return what the driver takes."""
+        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))
+
+
+def is_among(dialect: str, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+    """Return ``column IN values``, where the values come as the list *name*."""
+    values = sa.bindparam(name, type_=Listed())
+    if dialect == "postgresql":
+        return column == sa.any_(values)
+    return column.in_(sa.select(sa.func.json_each(values).table_valued("value").c.value))
+
+
+def insertion(table: sa.Table, names: Sequence[str], *, ignore: bool = False) -> sa.TextClause:
+    """Return an insert of the columns *names*, whose values come under these names; *ignore* leaves what is there."""
+    values = ", ".join(f":{name}" for name in names)
+    text = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({values})"  # noqa: S608 - the schema's own names
+    text += " ON CONFLICT DO NOTHING" if ignore else ""
+    return sa.text(text).bindparams(*(sa.bindparam(name, type_=table.c[name].type) for name in names))
+
+
+class Prepared:
+    """One statement, or one for each database: then *statement* makes it from the dialect's name.
+
+    Rows are named tuples; those of a text without columns are plain ones, unconverted.
+    """
+
+    def __init__(self, statement: sa.Executable | Callable[[str], sa.Executable]) -> None:
+        self._statement = statement
+        self._made: dict[str, _Compiled] = {}
+
+    def rows(self, conn: Connection, values: Values = _NO_VALUES) -> list[Any]:
+        """Run it and return all its rows.
+
+        Raises:
+            DBAPIError (of SQLAlchemy): as its own execution would.
+        """
+        made = self._compiled(conn.dialect)
+        if made.is_sqlite:
+            return made.converted(execute_sqlite(conn, made.text, made.bound(values)).fetchall())
+        (found,) = send(conn, (made.text, made.named(values)))
+        return made.converted(found)
+
+    def one_or_none(self, conn: Connection, values: Values = _NO_VALUES) -> Any:
+        """Run it and return its only row, None where it has none."""
+        found = self.rows(conn, values)
+        if len(found) > 1:
+            raise sa_exc.MultipleResultsFound(f"{len(found)} rows where one at most was expected")
+        return found[0] if found else None
+
+    def run(self, conn: Connection, several: Sequence[Values]) -> int:
+        """Run a write for each of *several* and return how many rows it touched in all."""
+        made = self._compiled(conn.dialect)
+        if not made.is_sqlite:
+            options = {"preserve_rowcount": True}
+            return conn.execute(made.statement, list(several), execution_options=options).rowcount
+        return int(execute_sqlite(conn, made.text, *map(made.bound, several)).rowcount)
+
+    def _compiled(self, dialect: Dialect) -> _Compiled:
+        made = self._made.get(dialect.name)
+        if made is None:
+            statement = self._statement(dialect.name) if callable(self._statement) else self._statement
+            made = self._made[dialect.name] = _Compiled(statement, dialect)
+        return made
+
+
+class _Compiled:
+    """A statement's text, and what converts its values and rows."""
+
+    def __init__(self, statement: Any, dialect: Dialect) -> None:
+        self.statement = statement
+        self.is_sqlite = dialect.name == "sqlite"
+        made: Any = statement.compile(dialect=dialect)
+        self.text = str(made)
+        bounds = {name: bound for bound, name in made.bind_names.items()}
+        self._constants = {name: made.params[name] for name, bound in bounds.items() if not bound.required}
+        processors = {name: one.type.dialect_impl(dialect).bind_processor(dialect) for name, one in bounds.items()}
+        names = tuple(made.positiontup) if self.is_sqlite else tuple(bounds)
+        self._parameters = [(name, processors[name]) for name in names]
+        columns: list[Any] = list(getattr(statement, "selected_columns", None) or ())
+        self._row: Any = tuple
+        if columns:
+            row_type: Any = namedtuple("Row", [column.key for column in columns])  # type: ignore[misc]
+            self._row = row_type._make
+        converters = [column.type.dialect_impl(dialect).result_processor(dialect, None) for column in columns]
+        self._converters = [(place, one) for place, one in enumerate(converters) if one is not None]
+
+    def converted(self, found: Sequence[Any]) -> list[Any]:
+        """Return rows as the driver gave them, converted and named."""
+        if not self._converters:
+            return [self._row(row) for row in found]
+        rows = []
+        for one in found:
+            row = list(one)
+            for place, convert in self._converters:
+                row[place] = convert(row[place])
+            rows.append(self._row(row))
+        return rows
+
+    def bound(self, values: Values) -> tuple[Any, ...]:
+        """Return the values in the order in which the text names them."""
+        given = {**self._constants, **values}
+        return tuple(given[name] if convert is None else convert(given[name]) for name, convert in self._parameters)
+
+    def named(self, values: Values) -> dict[str, Any]:
+        """Return the values by name."""
+        given = {**self._constants, **values}
+        return {name: given[name] if convert is None else convert(given[name]) for name, convert in self._parameters}
