@@ -6,10 +6,11 @@ is that walk, fed with whatever was read: all entries at once, or piece by piece
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from enum import StrEnum
 from typing import Final
 
+from reconciler.core.folding import FoldedTail
 from reconciler.core.model import (
     KIND_SUBMISSION_SETTLED,
     KIND_UNREADABLE,
@@ -50,11 +51,17 @@ class LeafWalk:
     damage.
 
     The input met is the last one (R3), since the walk comes from the leaf.
+
+    A long walk may be folded (``fold``): entries below the input that can change no answer are let go.
     """
 
     __slots__ = (
+        "_below",
+        "_folded",
+        "_hanging",
         "_known",
         "_lacking_calls",
+        "_may_hang",
         "_on_path",
         "_problems",
         "_submission_id",
@@ -86,6 +93,12 @@ class LeafWalk:
         self._upward: list[SessionEntry] = []
         self._problems: list[str] = []
         self._lacking_calls: set[str] = set()
+        # The last entry walked.
+        self._below: SessionEntry | None = None
+        self._folded: FoldedTail | None = None
+        self._may_hang: Set[str] = frozenset()
+        # Of a folded walk: how many entries that are not on the path, or not yet, hang from an entry.
+        self._hanging: dict[str | None, int] = {}
         # The entry that comes next; None where the walk is over.
         self.wanted = leaf_entry_id
         self.input_met = submission_id is None
@@ -93,46 +106,125 @@ class LeafWalk:
         if leaf_entry_id is None and has_entries and not leaf_known_empty:
             self._break(Damage.MISSING_LEAF, "the session has entries but no leaf")
 
-    def feed(self, entries: Iterable[SessionEntry]) -> None:
-        """Take entries and walk as far up as they allow. Of entries with one id the first counts."""
+    def feed(self, entries: Iterable[SessionEntry]) -> list[str]:
+        """Take entries and walk as far up as they allow. Of entries with one id the first counts.
+
+        Returns:
+            The ids of what a folded walk let go: entries on the path, below the input.
+        """
         for entry in entries:
             if entry.id in self._known:
                 self._problems.append(f'entry "{entry.id}" occurs more than once: the first counts')
             else:
                 self._known[entry.id] = entry
+                if self._folded is not None:
+                    self._hanging[entry.parent_id] = self._hanging.get(entry.parent_id, 0) + 1
+        gone: list[str] = []
         while self.wanted is not None and self.wanted in self._known:
-            self._step(self._known[self.wanted])
+            self._step(self._known[self.wanted], gone)
+        return gone
+
+    def fold(self, asked_attempt_id: str | None, may_hang: Set[str] = frozenset()) -> list[str]:
+        """Fold what was walked so far, and the rest of the walk as it comes.
+
+        Only what is below the input: where that was met, or there is none, nothing changes. The ids must all be
+        different. Give it parents after their children from here on; ``is_sure`` tells whether that and the rest held.
+
+        Args:
+            asked_attempt_id: the attempt that ``turn_evidence`` will be asked about.
+            may_hang: the parents of entries that may be given as ``off_path`` beside the walk's own.
+
+        Returns:
+            The ids of what is let go.
+        """
+        if self.input_met or self._submission_id is None:
+            return []
+        self._folded = FoldedTail(self._submission_id, asked_attempt_id)
+        self._may_hang = may_hang
+        for entry in self.off_path:
+            self._hanging[entry.parent_id] = self._hanging.get(entry.parent_id, 0) + 1
+        walked, self._upward = self._upward, []
+        gone: list[str] = []
+        for entry in walked:
+            self._fold_in(self._folded, entry, gone)
+        return gone
+
+    def _fold_in(self, folded: FoldedTail, entry: SessionEntry, gone: list[str]) -> None:
+        is_hook = entry.id in self._hanging or entry.id in self._may_hang
+        for left in folded.take(entry, is_hook=is_hook):
+            del self._known[left.id]
+            self._on_path.discard(left.id)
+            gone.append(left.id)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether entries may have been let go."""
+        return self._folded is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an entry was walked."""
+        return self._below is not None
+
+    @property
+    def is_sure(self) -> bool:
+        """Tell whether the answer is the one of the whole walk; else walk again unfolded. Ask when the walk is over.
+
+        A folded walk can't vouch for an entry off the path whose parent it doesn't hold (it may have let it go), for a
+        path that is torn (what it misses may be an entry let go: a cycle), and where it let go of the start of what may
+        be a call still open.
+        """
+        if self._folded is None:
+            return True
+        is_torn = self.damage is Damage.MISSING_PARENT or (self.wanted is not None and not self.input_met)
+        if is_torn or self._folded.is_unsure:
+            return False
+        return all(parent is None or parent in self._known for parent in self._hanging)
 
     def end(self) -> None:
         """Say that the session has no entry but those fed: what is still wanted is missing."""
         if self.wanted is None:
             return
-        if not self._upward:
+        if self._below is None:
             self._break(Damage.MISSING_LEAF, f'the leaf "{self.wanted}" is not in the session')
         else:
-            below = self._upward[-1].id
+            below = self._below.id
             self._break(
                 Damage.MISSING_PARENT, f'entry "{below}" hangs from "{self.wanted}", which is not in the session'
             )
 
-    def _step(self, entry: SessionEntry) -> None:
+    def _step(self, entry: SessionEntry, gone: list[str]) -> None:
         if entry.id in self._on_path:
             self._break(Damage.CYCLE, f'entry "{entry.id}" is its own ancestor')
             return
+        if self._folded is not None:
+            self._count_down(entry.parent_id)
         if entry.kind == KIND_UNREADABLE and not self.input_met:
             self._break(Damage.UNREADABLE_ENTRY, f'entry "{entry.id}" on the active path cannot be read')
             return
         self._on_path.add(entry.id)
-        self._upward.append(entry)
+        self._below = entry
         self.wanted = entry.parent_id
         if is_response(entry):
             self._lacking_calls.difference_update(entry.tool_call_ids)
         if self.input_met or self._submission_id is None:
+            self._upward.append(entry)
             return
         if is_canonical_input(entry, self._submission_id):
             self.input_met = True
         elif is_tool_result(entry) and entry.tool_call_id is not None:
             self._lacking_calls.add(entry.tool_call_id)
+        if self._folded is None or self.input_met:
+            self._upward.append(entry)
+        else:
+            self._fold_in(self._folded, entry, gone)
+
+    def _count_down(self, parent_id: str | None) -> None:
+        left = self._hanging[parent_id] - 1
+        if left:
+            self._hanging[parent_id] = left
+        else:
+            del self._hanging[parent_id]
 
     def _break(self, damage: Damage, problem: str) -> None:
         # Above the input the answer is safe, and the problem is only listed.
@@ -150,8 +242,9 @@ class LeafWalk:
 
     @property
     def path(self) -> tuple[SessionEntry, ...]:
-        """The entries walked, from the root (or as far up as the walk came) to the leaf."""
-        return tuple(reversed(self._upward))
+        """The entries walked, from the root (or as far up as the walk came) to the leaf; without those let go."""
+        upward = self._upward if self._folded is None else [*self._folded.kept, *self._upward]
+        return tuple(reversed(upward))
 
     @property
     def off_path(self) -> tuple[SessionEntry, ...]:
@@ -160,7 +253,7 @@ class LeafWalk:
 
     @property
     def entries(self) -> Iterable[SessionEntry]:
-        """All entries fed, the first of each id."""
+        """All entries fed, the first of each id; without those let go."""
         return self._known.values()
 
     @property

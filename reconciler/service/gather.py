@@ -36,6 +36,7 @@ from reconciler.core.model import (
     TurnEvidence,
 )
 from reconciler.core.states import SessionOrigin
+from reconciler.core.terms import is_canonical_input
 from reconciler.errors import LimitExceeded
 from reconciler.service.cases import Case
 from reconciler.service.shapes import Answer, Answers, Kept
@@ -355,21 +356,23 @@ def _inspect(read: PathRead, beside: Iterable[SessionEntry] | None) -> Inspectio
         walk,
         read.request.submission_id,
         off_path=None if beside is None else (*walk.off_path, *beside),
-        write_ahead=_write_ahead(walk, read.request.submission_id, read.plain),
+        write_ahead=_write_ahead(walk, read.request.submission_id, read.plain, let_go=read.plain_let_go),
     )
 
 
-def _write_ahead(walk: LeafWalk, submission_id: str, plain: Iterable[str]) -> bool | None:
-    # R12, from the input on. The walk may have been led further up.
+def _write_ahead(walk: LeafWalk, submission_id: str, plain: Iterable[str], *, let_go: bool = False) -> bool | None:
+    # R12, from the input on. The walk may have been led further up, and may have let such an entry go.
     if not walk.input_met:
         return None
+    if let_go:
+        return False
     plain = plain if isinstance(plain, set | frozenset) else set(plain)
     if not plain:
         return True
     for entry in reversed(walk.path):
         if entry.id in plain:
             return False
-        if entry.submission_id == submission_id and entry.role in ("user", "signal") and not entry.is_synthetic:
+        if is_canonical_input(entry, submission_id):
             return True
     return None
 

@@ -1,7 +1,9 @@
 """Active paths, read in batches from the leaf upwards, without payloads and no further than the input.
 
 ``seq`` grows along every path, so it bounds what is read; the walk itself follows parents (`LeafWalk`), and rows of
-other branches that lie between are met on the way. Knows nothing of decisions.
+other branches that lie between are met on the way. A walk that needs more than its first piece is folded, so that what
+is held doesn't grow with the tail; one that can't vouch for its answer then is read again whole. Knows nothing of
+decisions.
 """
 
 # ruff: noqa: S608 - the statements are put together from the constants of this file alone; every value is bound.
@@ -71,13 +73,15 @@ class PathRead:
 
     ``complete`` is False where the walk ended at something that only the whole session explains: a missing entry, a
     parent that comes after its child, an unreadable leaf. ``plain`` holds the ids of entries whose writer isn't known
-    to be write-ahead (R12). ``error`` says why it was given up.
+    to be write-ahead (R12), of those that the walk holds; ``plain_let_go`` tells whether it let such a one go, which
+    was below the input. ``error`` says why it was given up.
     """
 
     request: PathRequest
     complete: bool = True
     rows_read: int = 0
     plain: set[str] = field(default_factory=set)
+    plain_let_go: bool = False
     error: LimitExceeded | None = None
     # Where the turn has a shape.
     turn: ShapedTurn | None = None
@@ -103,6 +107,22 @@ class PathRead:
     def under_way(self) -> bool:
         """Whether there is more to read."""
         return self.error is None and self.complete and self.walk.wanted is not None and not self.walk.input_met
+
+    def begin(self) -> None:
+        """Begin at the leaf, whatever was read so far."""
+        request = self.request
+        self.complete, self.rows_read, self.plain, self.plain_let_go = True, 0, set(), False
+        self.error = self.turn = self._walk = None
+        if request.leaf_seq is None:
+            self.complete = self.walk.wanted is None and self.walk.damage is None
+        else:
+            self._upper, self._floor = request.leaf_seq, _floor(request)
+
+    def let_go(self, entry_ids: Sequence[str]) -> None:
+        """Forget entries that the walk let go."""
+        if not self.plain.isdisjoint(entry_ids):
+            self.plain_let_go = True
+            self.plain.difference_update(entry_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +188,17 @@ _SQLITE_BRANCHES: Final = (
     " CROSS JOIN entries e WHERE e.session_id = k.session_id AND e.seq > k.lower"
     " AND EXISTS (SELECT 1 FROM entries r WHERE r.session_id = k.session_id AND r.seq > k.lower"
     " AND r.role = 'tool_result' AND r.tool_call_id IN (SELECT value FROM json_each(k.calls)))"
+)
+# What hangs beside a path from above its leaf's seq: where from.
+_PG_NEWER_PARENTS: Final = (
+    "SELECT DISTINCT k.n, e.parent_id FROM unnest(CAST(%(n)s AS int[]), CAST(%(sessions)s AS text[]),"
+    " CAST(%(lower)s AS bigint[])) AS k(n, session_id, lower)"
+    " JOIN entries e ON e.session_id = k.session_id AND e.seq > k.lower AND e.parent_id IS NOT NULL"
+)
+_SQLITE_NEWER_PARENTS: Final = (
+    "SELECT DISTINCT k.n, e.parent_id FROM (SELECT json_extract(value, '$[0]') AS n,"
+    " json_extract(value, '$[1]') AS session_id, json_extract(value, '$[2]') AS lower FROM json_each(:keys)) k"
+    " CROSS JOIN entries e WHERE e.session_id = k.session_id AND e.seq > k.lower AND e.parent_id IS NOT NULL"
 )
 
 
@@ -263,9 +294,9 @@ def read_paths(
     """Yield a walk for each request, in no certain order, reading in pieces until each input is met.
 
     The first *piece* entries from every leaf are read by one statement. Where the input is not among them, larger
-    pieces follow, for few walks at a time, so that what is held stays bounded: take each walk and drop it. A path of
-    more than *entries_max* entries is given up, with an ``error``. A turn that has a shape says so (``turn``); *known*
-    is asked about it first, with the request's number and the rows read: where it says yes, nothing is yielded.
+    pieces follow, for few walks at a time, folded, so that what is held stays bounded: take each walk and drop it. A
+    path of more than *entries_max* entries is given up, with an ``error``. A turn that has a shape says so (``turn``);
+    *known* is asked about it first, with the request's number and the rows read: where it says yes, nothing is yielded.
     """
     under_way: list[PathRead] = []
     starting = []
@@ -297,22 +328,61 @@ def read_paths(
         else:
             yield read
     for group in _groups(under_way):
+        _fold(conn, group)
         while group:
-            _read_pieces(conn, group, max(piece, min(_FURTHER_PIECE_MAX, _FURTHER_ROWS_MAX // len(group))), entries_max)
+            _read_pieces(conn, group, _piece_of(group, piece), entries_max)
             for read in group:
                 if not read.under_way:
+                    if read.error is None and not read.walk.is_sure:
+                        _read_unfolded(conn, read, entries_max)
                     yield read
             group = [read for read in group if read.under_way]
 
 
+def _piece_of(group: Sequence[PathRead], piece: int) -> int:
+    return max(piece, min(_FURTHER_PIECE_MAX, _FURTHER_ROWS_MAX // len(group)))
+
+
+def _fold(conn: Connection, group: Sequence[PathRead]) -> None:
+    """Let the walks hold no more than they need."""
+    newer = 0
+    above: list[tuple[int, PathRead]] = []
+    hooks: dict[int, set[str]] = {}
+    for number, read in enumerate(group):
+        beside = read.request.last_seq - (read.request.leaf_seq or 0)
+        newer += beside
+        # What is newer than the leaf may answer any call of the path (R7), and is asked for later on.
+        if newer > _FURTHER_ROWS_MAX:
+            break
+        hooks[number] = set()
+        if beside:
+            above.append((number, read))
+    if above:
+        for number, parent_id in _newer_parents(conn, above):
+            hooks[number].add(parent_id)
+    for number, may_hang in hooks.items():
+        read = group[number]
+        read.let_go(read.walk.fold(read.request.asked_attempt_id, may_hang))
+
+
+def _newer_parents(conn: Connection, reads: Sequence[tuple[int, PathRead]]) -> Iterable[tuple[int, str]]:
+    keys = [(number, read.request.session_id, read.request.leaf_seq) for number, read in reads]
+    if is_postgresql(conn):
+        values = {name: array_literal([key[n] for key in keys]) for n, name in enumerate(("n", "sessions", "lower"))}
+        return fetch_tuples(conn, _PG_NEWER_PARENTS, values)
+    return fetch_tuples(conn, _SQLITE_NEWER_PARENTS, {"keys": json.dumps(keys)})
+
+
+def _read_unfolded(conn: Connection, read: PathRead, entries_max: int) -> None:
+    """Make the walk anew, with nothing let go."""
+    read.begin()
+    while read.under_way:
+        _read_pieces(conn, [read], _FURTHER_PIECE_MAX, entries_max)
+
+
 def _start(request: PathRequest) -> PathRead:
     read = PathRead(request)
-    if request.leaf_seq is None:
-        if read.walk.wanted is not None or read.walk.damage is not None:
-            read.complete = False
-    else:
-        read._upper = request.leaf_seq
-        read._floor = _floor(request)
+    read.begin()
     return read
 
 
@@ -387,10 +457,10 @@ def _feed(read: PathRead, rows: Sequence[Any], lower: int, entries_max: int) -> 
         entries.append(entry)
         if not row[-1]:
             read.plain.add(entry.id)
-    read.walk.feed(entries)
+    read.let_go(read.walk.feed(entries))
     read._upper = lower - 1
     if not read.under_way:
-        if read.walk.damage is not None and not read.walk.path:
+        if read.walk.damage is not None and not read.walk.has_begun:
             # The leaf itself can't be read.
             read.complete = False
         return
@@ -413,9 +483,12 @@ def read_on(conn: Connection, reads: Sequence[PathRead], *, piece: int, entries_
     """Read further up, above the input, while results below it lack their calls (R2), at most *entries_max* entries."""
     waiting = [read for read in reads if _lacks_calls(read)]
     for read in waiting:
+        if read.walk.is_folded:
+            # A walk is folded below its input. What is met above may hang from there, though no writer orders it so.
+            _read_unfolded(conn, read, entries_max)
         read._floor = 1
     while waiting:
-        _read_pieces(conn, waiting, max(piece, min(_FURTHER_PIECE_MAX, _FURTHER_ROWS_MAX // len(waiting))), entries_max)
+        _read_pieces(conn, waiting, _piece_of(waiting, piece), entries_max)
         for read in waiting:
             if read._upper < 1:
                 read.walk.end()

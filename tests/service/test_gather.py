@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from reconciler.core.classifier import inspect_session
+from reconciler.core.classifier import LeafWalk, inspect_session
 from reconciler.core.model import Inspection, Limits, SessionEntry
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.reconcile import reconcile_once
+from reconciler.store import paths
 from reconciler.store.around import read_around
-from reconciler.store.engine import read
+from reconciler.store.engine import begin, read
 from reconciler.store.passes import lock_rows
+from reconciler.store.schema import entries
 from tests.support.scenes import Scene, chain, result, said, turn
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "recovery_cases.json"
@@ -129,6 +132,91 @@ def test_what_is_read_in_pieces_shows_what_the_whole_session_shows(scene: Scene,
         assert wanted == seen, key
         details.add(inspection.detail)
     assert len(details) >= 15, f"the sessions are too alike: {sorted(details)}"
+
+
+def random_tail(rng: random.Random) -> list[SessionEntry]:
+    """A turn of up to 80 entries whose calls mostly have results, with a branch here and there."""
+    found = [SessionEntry("in", role="user", submission_id="A")]
+    waiting: list[str] = []
+    ids = [f"t{number}" for number in range(rng.choice([3, 60]))]
+    for number in range(rng.randint(10, 80)):
+        parents: list[str | None] = [entry.id for entry in found[-6:]]
+        entry = random_entry(rng, f"e{number}", parents, ids)
+        values = {name: getattr(entry, name) for name in SessionEntry.__slots__}
+        if rng.random() < 0.9:
+            values["parent_id"] = found[-1].id
+        if waiting and rng.random() < 0.6:
+            values |= {"kind": "message", "role": "tool_result", "tool_call_id": waiting.pop(), "tool_call_ids": ()}
+        elif entry.kind in ("unreadable", "submission_settled") or (
+            entry.submission_id == "A" and entry.role == "user"
+        ):
+            values |= {"kind": "custom"}
+        found.append(SessionEntry(**values))
+        if values["role"] == "assistant" and values["kind"] == "message":
+            waiting += entry.tool_call_ids
+    return found
+
+
+def put_tails(scene: Scene, rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """Put sessions with long and with odd tails; some of their entries have a write-ahead writer."""
+    for number in range(count):
+        session_id = f"s{number}"
+        given, leaf = random_session(rng) if number % 3 == 0 else (random_tail(rng), "last")
+        if given and rng.random() < 0.2:
+            leaf = rng.choice(given[len(given) // 2 :]).id
+        origin = rng.choice(["native", "native", "mirrored"])
+        scene.session(session_id, given, leaf=leaf, origin=origin, write_ahead=rng.choice([True, None]))
+        if origin == "native" and rng.random() < 0.5:
+            scene.running(session_id, attempt_id=rng.choice(["x1", "x2"]))
+        else:
+            scene.submission(session_id)
+    with begin(scene.engine) as conn:
+        odd = sa.func.length(entries.c.id) + entries.c.seq
+        some = sa.and_(odd % 7 == 0, entries.c.session_id.like("%5"))
+        conn.execute(entries.update().where(some).values(write_ahead=sa.false()))
+    return [(f"s{number}", "A") for number in range(count)]
+
+
+def all_but_the_effort(one: Gathered) -> list[Any]:
+    return [one.inspection, one.evidence, one.hangs_from, one.on_path, one.may_grow, one.error]
+
+
+@pytest.mark.parametrize(("first", "further"), [(1, 3), (2, 4096), (5, 8)])
+def test_a_folded_walk_gathers_what_a_whole_one_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, first: int, further: int
+) -> None:
+    keys = put_tails(scene, random.Random(f"fold-{first}-{further}"), 150)
+    again: list[str] = []
+    read_unfolded = paths._read_unfolded
+
+    def note(conn: Any, read: paths.PathRead, entries_max: int) -> None:
+        again.append(read.request.session_id)
+        read_unfolded(conn, read, entries_max)
+
+    monkeypatch.setattr(paths, "_read_unfolded", note)
+    monkeypatch.setattr(paths, "_FURTHER_PIECE_MAX", further)
+    folded = gathered(scene.engine, keys, path_piece_entries=first)
+    # Some can't vouch for their answer, and most can.
+    assert 0 < len(set(again)) < len(keys) / 4
+    monkeypatch.setattr(LeafWalk, "fold", lambda walk, *_: [])
+    whole = gathered(scene.engine, keys, path_piece_entries=first)
+    for key in keys:
+        assert all_but_the_effort(whole[key]) == all_but_the_effort(folded[key]), key
+        if key[0] not in again:
+            assert whole[key].rows_read == folded[key].rows_read
+    assert {True, False} == {one.inspection.unlogged_calls_possible for one in folded.values()}
+    assert len({one.inspection.detail for one in folded.values()}) >= 12
+
+
+def test_results_newer_than_the_leaf_find_the_calls_that_were_open_where_they_hang_from(scene: Scene) -> None:
+    # A call above has the id of one that the path closes further down.
+    steps = [step for number in range(60) for step in (said(f"a{number}", "tool_use", "t"), result(f"r{number}", "t"))]
+    given = turn("A", said("open", "tool_use", "t"), *steps)
+    for name, parent, expected in (("beside", "a30", ("open",)), ("behind", "r30", ())):
+        scene.session(name, [*given, result("late", "t", parent_id=parent)], leaf="r59")
+        scene.submission(name)
+        one = gathered(scene.engine, [(name, "A")], path_piece_entries=4)[name, "A"]
+        assert expected == tuple(call.entry_id for call in one.evidence.open_calls)
 
 
 # --- the incidents ---------------------------------------------------------------------------------------------------

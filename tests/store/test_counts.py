@@ -5,12 +5,14 @@ What a machine measures is in docs/performance.md; what is asserted here holds o
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -18,10 +20,12 @@ from reconciler.core.model import DEFAULT_LIMITS, Limits
 from reconciler.service.deciding import Judge
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.reconcile import PassReport, reconcile_once
+from reconciler.store import paths
 from reconciler.store.around import read_around
 from reconciler.store.dialect import is_postgresql
-from reconciler.store.engine import read
+from reconciler.store.engine import begin, read
 from reconciler.store.passes import lock_rows
+from reconciler.store.schema import entries
 from tests.bench import data
 from tests.bench.databases import Database
 from tests.bench.measures import explain_scan
@@ -86,6 +90,32 @@ def test_a_long_tail_is_read_in_pieces_of_bounded_size(database: Database, engin
     assert ("response_finished", 10_001) == (found.inspection.detail, found.rows_read)
     # The first piece, then as few as hold the rest.
     assert 1 + -(-(10_001 - PIECE) // 4_096) == len(pieces)
+
+
+@pytest.mark.parametrize("write_ahead", [True, False])
+def test_the_memory_that_a_long_tail_takes_does_not_grow_with_it(
+    database: Database, engine: Engine, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
+) -> None:
+    # So that the shorter tail has several pieces too.
+    monkeypatch.setattr(paths, "_FURTHER_PIECE_MAX", 500)
+    sizes = (2_000, 20_000)
+    for size in sizes:
+        data.add_due(database, 1, prefix=f"t{size}", ends=data.ABORTED, tail=size, payload_bytes=20)
+    if not write_ahead:
+        with begin(engine) as conn:
+            conn.execute(entries.update().values(write_ahead=sa.null()))
+    # What is made once is made before.
+    inspected(engine, f"t{sizes[0]}-0000000")
+    peaks = []
+    for size in sizes:
+        tracemalloc.start()
+        try:
+            found = inspected(engine, f"t{size}-0000000")
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert (size + 1, not write_ahead) == (found.rows_read, found.inspection.unlogged_calls_possible)
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
