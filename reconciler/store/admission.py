@@ -208,7 +208,7 @@ def _distinct(prepared: Sequence[PreparedSubmission]) -> dict[tuple[str, str], P
 
 
 _KNOWN: Final = Prepared(
-    lambda dialect: sa.select(
+    lambda conn: sa.select(
         submissions.c.session_id,
         submissions.c.id,
         submissions.c.content_digest,
@@ -218,12 +218,12 @@ _KNOWN: Final = Prepared(
         submissions.c.deadline_at,
         submissions.c.outcome,
         submissions.c.outcome_reason,
-    ).where(is_among(dialect, submissions.c.session_id, "sessions"), is_among(dialect, submissions.c.id, "submissions"))
+    ).where(is_among(conn, submissions.c.session_id, "sessions"), is_among(conn, submissions.c.id, "submissions"))
 )
 _REMEMBERED: Final = Prepared(
-    lambda dialect: sa.select(settled_ids).where(
-        is_among(dialect, settled_ids.c.session_id, "sessions"),
-        is_among(dialect, settled_ids.c.submission_id, "submissions"),
+    lambda conn: sa.select(settled_ids).where(
+        is_among(conn, settled_ids.c.session_id, "sessions"),
+        is_among(conn, settled_ids.c.submission_id, "submissions"),
     )
 )
 
@@ -274,9 +274,9 @@ def _require_same(one: PreparedSubmission, digest: str) -> None:
 
 _INSERT_SESSION: Final = Prepared(insertion(sessions, ("id", "origin", "created_at", "updated_at"), ignore=True))
 _LOCK_SESSIONS: Final = Prepared(
-    lambda dialect: for_update(
+    lambda conn: for_update(
         sa.select(sessions.c.id, sessions.c.origin, sessions.c.version, sessions.c.last_ticket)
-        .where(is_among(dialect, sessions.c.id, "ids"))
+        .where(is_among(conn, sessions.c.id, "ids"))
         .order_by(sessions.c.id)
     )
 )

@@ -8,42 +8,26 @@ caller's transaction. Knows no tables.
 
 from __future__ import annotations
 
-import json
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_exc
-from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.engine import Connection
 
+from reconciler.store.dialect import is_postgresql, is_sqlite
 from reconciler.store.sending import execute_sqlite, send
+from reconciler.store.types import Listed
 
 Values = Mapping[str, Any]
 _NO_VALUES: Final[Values] = {}
 
 
-class Listed(sa.types.TypeDecorator[Any]):
-    """A list of texts as one parameter: an array on PostgreSQL, JSON text on SQLite, which has no arrays."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> sa.types.TypeEngine[Any]:
-        """Return the type of the parameter."""
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(sa.ARRAY(sa.Text()))
-        return dialect.type_descriptor(sa.Text())
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Return what the driver takes."""
-        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))
-
-
-def is_among(dialect: str, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+def is_among(conn: Connection, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
     """Return ``column IN values``, where the values come as the list *name*."""
     values = sa.bindparam(name, type_=Listed())
-    if dialect == "postgresql":
+    if is_postgresql(conn):
         return column == sa.any_(values)
     return column.in_(sa.select(sa.func.json_each(values).table_valued("value").c.value))
 
@@ -57,14 +41,15 @@ def insertion(table: sa.Table, names: Sequence[str], *, ignore: bool = False) ->
 
 
 class Prepared:
-    """One statement, or one for each database: then *statement* makes it from the dialect's name.
+    """One statement, or one for each database: then *statement* makes it, given a connection to it.
 
     Rows are named tuples; those of a text without columns are plain ones, unconverted.
     """
 
-    def __init__(self, statement: sa.Executable | Callable[[str], sa.Executable]) -> None:
+    def __init__(self, statement: sa.Executable | Callable[[Connection], sa.Executable]) -> None:
         self._statement = statement
-        self._made: dict[str, _Compiled] = {}
+        # Of SQLite, and of PostgreSQL.
+        self._made: dict[bool, _Compiled] = {}
 
     def rows(self, conn: Connection, values: Values = _NO_VALUES) -> list[Any]:
         """Run it and return all its rows.
@@ -72,7 +57,7 @@ class Prepared:
         Raises:
             DBAPIError (of SQLAlchemy): as its own execution would.
         """
-        made = self._compiled(conn.dialect)
+        made = self._compiled(conn)
         if made.is_sqlite:
             return made.converted(execute_sqlite(conn, made.text, made.bound(values)).fetchall())
         (found,) = send(conn, (made.text, made.named(values)))
@@ -87,26 +72,28 @@ class Prepared:
 
     def run(self, conn: Connection, several: Sequence[Values]) -> int:
         """Run a write for each of *several* and return how many rows it touched in all."""
-        made = self._compiled(conn.dialect)
+        made = self._compiled(conn)
         if not made.is_sqlite:
             options = {"preserve_rowcount": True}
             return conn.execute(made.statement, list(several), execution_options=options).rowcount
         return int(execute_sqlite(conn, made.text, *map(made.bound, several)).rowcount)
 
-    def _compiled(self, dialect: Dialect) -> _Compiled:
-        made = self._made.get(dialect.name)
+    def _compiled(self, conn: Connection) -> _Compiled:
+        kind = is_sqlite(conn)
+        made = self._made.get(kind)
         if made is None:
-            statement = self._statement(dialect.name) if callable(self._statement) else self._statement
-            made = self._made[dialect.name] = _Compiled(statement, dialect)
+            statement = self._statement(conn) if callable(self._statement) else self._statement
+            made = self._made[kind] = _Compiled(statement, conn)
         return made
 
 
 class _Compiled:
     """A statement's text, and what converts its values and rows."""
 
-    def __init__(self, statement: Any, dialect: Dialect) -> None:
+    def __init__(self, statement: Any, conn: Connection) -> None:
+        dialect = conn.dialect
         self.statement = statement
-        self.is_sqlite = dialect.name == "sqlite"
+        self.is_sqlite = is_sqlite(conn)
         made: Any = statement.compile(dialect=dialect)
         self.text = str(made)
         bounds = {name: bound for bound, name in made.bind_names.items()}

@@ -5,6 +5,7 @@ Knows nothing of tables, connections or clocks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -145,3 +146,20 @@ class Flag(TypeDecorator[bool]):
     def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
         """Return the stored truth value."""
         return None if value is None else bool(value)
+
+
+class Listed(TypeDecorator[Any]):
+    """A list of texts as one parameter: an array on PostgreSQL, JSON text on SQLite, which has no arrays."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type of the parameter."""
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(sa.ARRAY(sa.Text()))
+        return dialect.type_descriptor(sa.Text())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Return what the driver takes."""
+        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))

@@ -20,7 +20,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 INSERT = Prepared(insertion(sessions, ("id", "origin", "created_at", "updated_at")))
 INSERT_NEW = Prepared(insertion(sessions, ("id", "origin", "created_at", "updated_at"), ignore=True))
 SELECT = sa.select(sessions.c.id, sessions.c.updated_at, sessions.c.leaf_known_empty, sessions.c.leaf_moved_at)
-AMONG = Prepared(lambda dialect: SELECT.where(is_among(dialect, sessions.c.id, "ids")).order_by(sessions.c.id))
+AMONG = Prepared(lambda conn: SELECT.where(is_among(conn, sessions.c.id, "ids")).order_by(sessions.c.id))
 ONE = Prepared(SELECT.where(sessions.c.id == sa.bindparam("wanted")))
 TOUCH = Prepared(
     sa.update(sessions)
