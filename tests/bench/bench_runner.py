@@ -7,18 +7,19 @@ cycle in the fewest raw driver statements that keep the same promises (ticket an
 durable commit each, the record read before it is settled), with 1 process and with 8. ``history_ratio`` is the p99 of a
 claim with many settled rows over that with none, ``idle_ratio`` the one with an idle transaction held open over that
 without. ``peer_ratio`` is the rate of a submission's way from submit to settled over procrastinate's from defer to
-finished, where that is installed. Rounds of both sides alternate, the median counts; rates are for orientation.
+finished, and DBOS's from enqueue to result, each in an environment of its own. Rounds of both sides alternate, the median
+counts; rates are for orientation.
 """
 
 # ruff: noqa: E501 - statements are easier to compare as they stand
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import sqlite3
 import statistics
+import subprocess
 import tempfile
 import time
 import uuid
@@ -33,6 +34,8 @@ from sqlalchemy.engine import make_url
 from reconciler.core.model import NewEntry
 from reconciler.service.runner import Runner
 from tests.bench.databases import Database, Databases, databases
+from tests.bench.measures import peer_environment
+from tests.bench.measuring import ROOT
 
 Cycle = Callable[[int], None]
 LEASE_S = 15.0
@@ -559,52 +562,39 @@ def idle_ratio(made: Databases, kind: str, given: argparse.Namespace) -> dict[st
 # --- a peer ----------------------------------------------------------------------------------------------------------
 
 
-async def _procrastinate(url: str, jobs: int) -> float:
-    from procrastinate import App, PsycopgConnector  # type: ignore[import-not-found]
-    from procrastinate.jobs import Status  # type: ignore[import-not-found]
-
-    app = App(connector=PsycopgConnector(conninfo=url, min_size=1, max_size=1))
-
-    @app.task(name="noop")  # type: ignore[untyped-decorator]
-    async def noop() -> None:
-        pass
-
-    async with app.open_async():
-        await app.schema_manager.apply_schema_async()
-        start = time.perf_counter()
-        for _ in range(jobs):
-            await noop.defer_async()
-            job = await app.job_manager.fetch_job(None, None)
-            await app.job_manager.finish_job(job, Status.SUCCEEDED, delete_job=False)
-        return jobs / (time.perf_counter() - start)
+# Jobs given to each: what takes some seconds.
+PEER_JOBS = {"procrastinate": 500, "dbos": 200}
 
 
 def peer_ratio(made: Databases, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the rate of submit, claim, settle over procrastinate's defer, fetch, finish: three durable writes each."""
-    try:
-        import procrastinate  # noqa: F401
-    except ImportError:
-        return {"skipped": "procrastinate is not installed in this environment"}
+    """Return the rate of submit, claim, settle over that of a peer's way from its queue to finished, side by side.
+
+    Three durable writes each. Ours and procrastinate's go one after the other; DBOS gets all at once, for its threads.
+    """
     database = made.make("postgresql")
-    plain = made.plain("peer")
-    jobs = 2_000
-    mine, theirs = [], []
+    rates: dict[str, list[float]] = {"ours": [], **{name: [] for name in PEER_JOBS}}
     for _ in range(given.rounds):
-        with Runner(database.url, notify=False) as runner:
-            start = time.perf_counter()
-            for _ in range(jobs):
-                runner.submit(uuid.uuid4().hex, "a", {})
-                (attempt,) = runner.claim()
-                attempt.settle("aborted")
-            mine.append(jobs / (time.perf_counter() - start))
-        theirs.append(asyncio.run(_procrastinate(plain, jobs)))
-        plain = made.plain("peer")
-    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+        rates["ours"].append(_submitted_claimed_settled(database, 500))
+        for name, jobs in PEER_JOBS.items():
+            script = ROOT / "tests" / "bench" / "peers" / f"{name}_peer.py"
+            arguments = [str(peer_environment(name)), str(script), made.plain("peer"), str(jobs), "cycle"]
+            done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=600)
+            rates[name].append(json.loads(done.stdout.splitlines()[-1])["per_second"])
+    middle = {name: statistics.median(found) for name, found in rates.items()}
     return {
-        "peer_ratio": round(statistics.median(ratios), 3),
-        "ours_per_s": round(statistics.median(mine)),
-        "procrastinate_per_s": round(statistics.median(theirs)),
+        "peer_ratio": {name: round(middle["ours"] / middle[name], 2) for name in PEER_JOBS},
+        "per_s": {name: round(rate, 1) for name, rate in middle.items()},
     }
+
+
+def _submitted_claimed_settled(database: Database, jobs: int) -> float:
+    with Runner(database.url, notify=False) as runner:
+        start = time.perf_counter()
+        for _ in range(jobs):
+            runner.submit(uuid.uuid4().hex, "a", {})
+            (attempt,) = runner.claim()
+            attempt.settle("aborted")
+        return jobs / (time.perf_counter() - start)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""procrastinate: the recipe of its manual, ``get_stalled_jobs`` and ``retry_job`` one by one.
+"""procrastinate: the recipe of its manual, ``get_stalled_jobs`` and ``retry_job`` one by one; and its queue end to end.
 
-Run as ``python procrastinate_peer.py URL COUNT``; prints JSON.
+Run as ``python procrastinate_peer.py URL COUNT [cycle]``; prints JSON.
 """
 
 from __future__ import annotations
@@ -44,5 +44,28 @@ async def main(url: str, count: int) -> dict[str, Any]:
     return {"per_second": count / seconds}
 
 
+async def cycle(url: str, count: int) -> dict[str, Any]:
+    """Defer, fetch and finish *count* jobs one after the other, and return the rate."""
+    import procrastinate
+    from procrastinate.jobs import Status  # type: ignore[import-not-found, unused-ignore]
+
+    app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url, min_size=1, max_size=1))
+
+    @app.task(name="work")  # type: ignore[untyped-decorator, unused-ignore]
+    async def work() -> None:
+        return None
+
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+        begin = time.perf_counter()
+        for _ in range(count):
+            await work.defer_async()
+            job = await app.job_manager.fetch_job(None, None)
+            await app.job_manager.finish_job(job, Status.SUCCEEDED, delete_job=False)
+        seconds = time.perf_counter() - begin
+    return {"per_second": count / seconds}
+
+
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2])))))
+    measure = cycle if sys.argv[3:] == ["cycle"] else main
+    print(json.dumps(asyncio.run(measure(sys.argv[1], int(sys.argv[2])))))
