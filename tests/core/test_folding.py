@@ -353,7 +353,9 @@ def test_a_walk_with_nothing_below_its_input_is_not_folded() -> None:
 def test_what_is_let_go_is_said_and_is_no_entry_off_the_path() -> None:
     entries = linear(user(), *_steps(0), *_steps(1), *_steps(2), assistant("a", "stop"))
     walk = LeafWalk("a", SUBMISSION)
+    assert not walk.has_begun
     assert [] == walk.feed(entries[-6:])
+    assert walk.has_begun
     gone = [*walk.fold(None), *walk.feed(entries[:-6])]
     assert walk.is_folded
     assert {entry.id for entry in entries} == {*gone, *(entry.id for entry in walk.path)}
