@@ -219,6 +219,13 @@ def _steps_of_one_id(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", None, "call_0"), result(f"r{number}", "call_0")]
 
 
+def _started_of_one_id(number: int) -> list[SessionEntry]:
+    return [
+        replace(entry, tool_call_id=entry.tool_call_id and "t", tool_call_ids=entry.tool_call_ids and ("t",))
+        for entry in _started(number)
+    ]
+
+
 def _texts(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", "stop"), other(f"l{number}", "label"), assistant(f"b{number}", "error")]
 
@@ -231,7 +238,9 @@ def _steering(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", "aborted", stopped_by="user"), user(f"u{number}", None, is_synthetic=True)]
 
 
-@pytest.mark.parametrize("entries_of", [_steps, _started, _steps_of_one_id, _texts, _prompts, _steering])
+@pytest.mark.parametrize(
+    "entries_of", [_steps, _started, _started_of_one_id, _steps_of_one_id, _texts, _prompts, _steering]
+)
 def test_what_is_held_of_an_ordinary_tail_does_not_grow_with_it(
     entries_of: Callable[[int], list[SessionEntry]],
 ) -> None:
@@ -350,6 +359,18 @@ def test_a_pair_that_a_branch_leaves_the_path_between_is_kept(hook: bool) -> Non
             Detail.RESPONSE_ABORTED,
             None,
         ),
+        # Of two results of one id the first is the trailing batch's, the second the one of a call above.
+        (
+            [
+                assistant("a", "tool_use", "t"),
+                *_steps_of_one_id(1),
+                assistant("b", "tool_use", "t"),
+                result("r", "t", ends_turn=True),
+                result("q", "t"),
+            ],
+            Detail.TURN_ENDED_BY_TOOL,
+            None,
+        ),
         # The answer that was stopped is not the last message.
         (
             [assistant("a", "stop"), assistant("b", "aborted", stopped_by="user")],
@@ -384,7 +405,14 @@ def test_what_stands_after_the_last_answer_counts_folded_too(
 )
 def test_the_error_of_the_attempt_asked_about_is_found_folded_too(later: list[SessionEntry], error: str | None) -> None:
     failed = assistant("e", "error", attempt_id=ATTEMPT, error_retryable=False)
-    for after in ([], [assistant("n", "tool_use", "t9", attempt_id="a2"), assistant("m", None, attempt_id="a2")]):
+    for after in (
+        [],
+        [
+            assistant("b", "stop"),
+            assistant("n", "tool_use", "t9", attempt_id="a2"),
+            assistant("m", None, attempt_id="a2"),
+        ],
+    ):
         entries = linear(user(), failed, *later, *after, other("o1"), other("o2"))
         for size in (1, 2, 3):
             walk = same(entries, "o2", 1, size, ATTEMPT)
