@@ -9,7 +9,9 @@ A pass, for one submission:
 
 1. Looks the canonical settlement entry up (R9). Found: ``inspect_walk(LeafWalk(leaf, id), settlement=entry)``.
 2. Feeds a ``LeafWalk`` with pieces from the leaf upwards until ``input_met`` or ``wanted`` is None; ``end()`` where the
-   session has no entry of the wanted id.
+   session has no entry of the wanted id. Between two pieces a long walk may be folded (``fold``), so that it doesn't
+   hold the whole turn; where it isn't ``is_sure`` in the end it is made anew unfolded, and so it is before
+   ``CALLS_ABOVE`` is read.
 3. Calls ``inspect_walk``, then ``facts_wanted``: what else could change the answer. Mostly nothing does.
 
    - ``CALLS_ABOVE``: feed further pieces while ``walk.wanted`` and ``walk.calls_lacking``.

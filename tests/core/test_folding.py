@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +15,13 @@ from hypothesis import strategies as st
 from reconciler.core import folding
 from reconciler.core.classifier import (
     LeafWalk,
-    facts_wanted,
     inspect_walk,
     turn_evidence,
 )
 from reconciler.core.folding import STARTS_KEPT_MAX
 from reconciler.core.model import KIND_MESSAGE, KIND_UNREADABLE, CallDispatch, Detail, SessionEntry
 from reconciler.core.session import Damage
+from tests.core.folded import pieces, same, unique, walk_through
 from tests.core.strategies import (
     ATTEMPT,
     OTHER,
@@ -46,88 +45,6 @@ CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "recovery_cas
 ATTEMPTS = (None, ATTEMPT, "a2", "")
 
 
-# --- both walks ------------------------------------------------------------------------------------------------------
-
-
-def _pieces(entries: Sequence[SessionEntry], leaf: str | None, first: int, size: int) -> list[list[SessionEntry]]:
-    """Cut what is not newer than the leaf as a store does: from the leaf upwards, in descending pieces."""
-    below = next((place for place, entry in enumerate(entries) if entry.id == leaf), -1)
-    found = []
-    top = below + 1
-    step = first
-    while top > 0:
-        found.append(list(entries[max(0, top - step) : top]))
-        top -= step
-        step = size
-    return found
-
-
-def _walk(
-    entries: Sequence[SessionEntry],
-    leaf: str | None,
-    pieces: Iterable[Sequence[SessionEntry]],
-    *,
-    fold: bool,
-    attempt: str | None = None,
-    submission_id: str = SUBMISSION,
-) -> LeafWalk:
-    """Walk as the store does: what needs a second piece is folded before it comes."""
-    walk = LeafWalk(leaf, submission_id, has_entries=bool(entries))
-    read = {entry.id for piece in pieces for entry in piece}
-    newer = frozenset(entry.parent_id for entry in entries if entry.id not in read and entry.parent_id is not None)
-    for number, piece in enumerate(pieces):
-        if walk.wanted is None or walk.input_met:
-            break
-        if number == 1 and fold:
-            walk.fold(attempt, newer)
-        walk.feed(piece)
-    return walk
-
-
-def _may_grow_by(path: Sequence[SessionEntry]) -> SessionEntry | None:
-    return next((entry for entry in reversed(path) if entry.kind == KIND_MESSAGE and not entry.is_sidechain), None)
-
-
-def _answers(walk: LeafWalk, beside: Sequence[SessionEntry], attempt: str | None, submission_id: str) -> list[Any]:
-    """All that a pass asks of a walk."""
-    found: list[Any] = [walk.input_met, walk.damage, walk.wanted, walk.problems, walk.calls_lacking, walk.off_path]
-    for off_path in (None, (*walk.off_path, *beside)):
-        inspection = inspect_walk(walk, submission_id, off_path=off_path)
-        wanted = facts_wanted(walk, inspection)
-        found += [inspection, list(inspection.dispatch.items()), wanted]
-        found.append(turn_evidence(walk.path, inspection, attempt_id=attempt))
-    found.append(_may_grow_by(walk.path))
-    return found
-
-
-def _same(
-    entries: Sequence[SessionEntry],
-    leaf: str | None,
-    first: int,
-    size: int,
-    attempt: str | None,
-    submission_id: str = SUBMISSION,
-) -> LeafWalk | None:
-    """Compare both walks; return the folded one, None where it says itself that it can't vouch for its answer."""
-    pieces = _pieces(entries, leaf, first, size)
-    folded = _walk(entries, leaf, pieces, fold=True, attempt=attempt, submission_id=submission_id)
-    if not folded.is_sure:
-        return None
-    whole = _walk(entries, leaf, pieces, fold=False, submission_id=submission_id)
-    read = {entry.id for piece in pieces for entry in piece}
-    beside = [entry for entry in entries if entry.id not in read]
-    assert _answers(whole, beside, attempt, submission_id) == _answers(folded, beside, attempt, submission_id)
-    held = {entry.id for entry in folded.path}
-    # What is left is a part of the path, in its order.
-    assert [entry for entry in whole.path if entry.id in held] == list(folded.path)
-    return folded
-
-
-def _unique(entries: Iterable[SessionEntry]) -> list[SessionEntry]:
-    """Return the first entry of each id: a store holds no other."""
-    return list({entry.id: entry for entry in reversed(list(entries))}.values())[::-1]
-
-
 sizes = st.integers(1, 6)
 attempts = st.sampled_from(ATTEMPTS)
 
@@ -141,7 +58,7 @@ def test_an_odd_path_is_classified_folded_as_whole(
     path: list[SessionEntry], first: int, size: int, attempt: str | None
 ) -> None:
     leaf = path[-1].id if path else None
-    assert _same(path, leaf, first, size, attempt) is not None
+    assert same(path, leaf, first, size, attempt) is not None
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,8 +66,8 @@ def test_an_odd_path_is_classified_folded_as_whole(
 def test_any_chain_is_classified_folded_as_whole(
     path: list[SessionEntry], first: int, size: int, attempt: str | None
 ) -> None:
-    chain = linear(*_unique(path))
-    _same(chain, chain[-1].id if chain else None, first, size, attempt)
+    chain = linear(*unique(path))
+    same(chain, chain[-1].id if chain else None, first, size, attempt)
 
 
 @settings(max_examples=250, deadline=None)
@@ -158,7 +75,7 @@ def test_any_chain_is_classified_folded_as_whole(
 def test_an_odd_session_with_branches_is_classified_folded_as_whole(
     tree: tuple[list[SessionEntry], str], first: int, size: int, attempt: str | None
 ) -> None:
-    _same(*tree, first, size, attempt)
+    same(*tree, first, size, attempt)
 
 
 @settings(max_examples=250, deadline=None)
@@ -167,7 +84,7 @@ def test_a_damaged_session_is_classified_folded_as_whole_or_said_to_be_in_doubt(
     session_and_leaf: tuple[list[SessionEntry], str | None], first: int, size: int, attempt: str | None
 ) -> None:
     entries, leaf = session_and_leaf
-    _same(_unique(entries), leaf, first, size, attempt)
+    same(unique(entries), leaf, first, size, attempt)
 
 
 def test_busy_turns_are_classified_folded_as_whole() -> None:
@@ -175,7 +92,7 @@ def test_busy_turns_are_classified_folded_as_whole() -> None:
     for seed in range(3000):
         dice = Random(seed)
         entries, leaf = (busy_path(dice), "") if seed % 2 else busy_session(dice)
-        walk = _same(entries, leaf or entries[-1].id, dice.randint(1, 4), dice.randint(1, 4), dice.choice(ATTEMPTS))
+        walk = same(entries, leaf or entries[-1].id, dice.randint(1, 4), dice.randint(1, 4), dice.choice(ATTEMPTS))
         if walk is not None:
             met.add(inspect_walk(walk, SUBMISSION).detail)
     needing_more = {Detail.SETTLED_ENTRY, Detail.INTEGRITY_HOLD, Detail.ANSWERED_IN_DAMAGE}
@@ -216,7 +133,7 @@ def test_long_turns_are_classified_folded_as_whole(starts_kept: int, monkeypatch
     for seed in range(900):
         dice = Random(f"{starts_kept}-{seed}")
         entries, leaf = _long_session(dice)
-        walk = _same(entries, leaf, dice.randint(1, 10), dice.randint(1, 30), dice.choice(ATTEMPTS))
+        walk = same(entries, leaf, dice.randint(1, 10), dice.randint(1, 30), dice.choice(ATTEMPTS))
         if walk is None:
             doubted += 1
         else:
@@ -235,14 +152,14 @@ def test_long_turns_are_classified_folded_as_whole(starts_kept: int, monkeypatch
 def test_the_incidents_are_classified_folded_as_whole() -> None:
     sure = 0
     for case in json.loads(CASES.read_text(encoding="utf-8")):
-        entries = _unique(
+        entries = unique(
             SessionEntry(**{**entry, "tool_call_ids": tuple(entry.get("tool_call_ids", ()))})
             for entry in case["entries"]
         )
         for first in (1, 2, 3, 5):
             for size in (1, 2, 4):
                 for attempt in {None, case["current_attempt_id"]}:
-                    walk = _same(entries, case["leaf_entry_id"], first, size, attempt, case["submission_id"])
+                    walk = same(entries, case["leaf_entry_id"], first, size, attempt, case["submission_id"])
                     sure += walk is not None
     assert sure > 0
 
@@ -267,18 +184,18 @@ def _open_above(steps: int) -> list[SessionEntry]:
 
 def test_a_start_that_may_be_an_open_calls_own_is_not_forgotten() -> None:
     entries = _open_above(STARTS_KEPT_MAX)
-    walk = _same(entries, entries[-1].id, 4, 16, None)
+    walk = same(entries, entries[-1].id, 4, 16, None)
     assert walk is not None
     assert {("open", 0): CallDispatch.STARTED} == dict(inspect_walk(walk, SUBMISSION).dispatch)
 
 
 def test_where_a_start_was_forgotten_that_may_be_an_open_calls_own_the_walk_says_that_it_is_not_sure() -> None:
     entries = _open_above(STARTS_KEPT_MAX + 1)
-    walk = _walk(entries, entries[-1].id, _pieces(entries, entries[-1].id, 4, 16), fold=True)
+    walk = walk_through(entries, entries[-1].id, pieces(entries, entries[-1].id, 4, 16), fold=True)
     assert not walk.is_sure
     # Another id has no start below it.
     entries = linear(user(), assistant("open", "tool_use", "other"), *entries[2:])
-    walk = _walk(entries, entries[-1].id, _pieces(entries, entries[-1].id, 4, 16), fold=True)
+    walk = walk_through(entries, entries[-1].id, pieces(entries, entries[-1].id, 4, 16), fold=True)
     assert walk.is_sure
     assert {("open", 0): CallDispatch.UNKNOWN} == dict(inspect_walk(walk, SUBMISSION).dispatch)
 
@@ -302,6 +219,13 @@ def _steps_of_one_id(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", None, "call_0"), result(f"r{number}", "call_0")]
 
 
+def _started_of_one_id(number: int) -> list[SessionEntry]:
+    return [
+        replace(entry, tool_call_id=entry.tool_call_id and "t", tool_call_ids=entry.tool_call_ids and ("t",))
+        for entry in _started(number)
+    ]
+
+
 def _texts(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", "stop"), other(f"l{number}", "label"), assistant(f"b{number}", "error")]
 
@@ -314,14 +238,16 @@ def _steering(number: int) -> list[SessionEntry]:
     return [assistant(f"a{number}", "aborted", stopped_by="user"), user(f"u{number}", None, is_synthetic=True)]
 
 
-@pytest.mark.parametrize("entries_of", [_steps, _started, _steps_of_one_id, _texts, _prompts, _steering])
+@pytest.mark.parametrize(
+    "entries_of", [_steps, _started, _started_of_one_id, _steps_of_one_id, _texts, _prompts, _steering]
+)
 def test_what_is_held_of_an_ordinary_tail_does_not_grow_with_it(
     entries_of: Callable[[int], list[SessionEntry]],
 ) -> None:
     held = []
     for steps in (600, 3000):
         entries = _tail(entries_of, steps)
-        walk = _walk(entries, entries[-1].id, _pieces(entries, entries[-1].id, 32, 100), fold=True)
+        walk = walk_through(entries, entries[-1].id, pieces(entries, entries[-1].id, 32, 100), fold=True)
         assert walk.is_sure
         assert walk.input_met
         held.append(len(list(walk.entries)))
@@ -332,7 +258,7 @@ def test_what_is_held_of_an_ordinary_tail_does_not_grow_with_it(
 
 def test_open_calls_and_results_without_a_call_are_held_however_many_there_are() -> None:
     entries = _tail(lambda number: [assistant(f"a{number}", "tool_use", f"t{number}"), result(f"r{number}", "x")], 300)
-    walk = _same(entries, entries[-1].id, 32, 100, None)
+    walk = same(entries, entries[-1].id, 32, 100, None)
     assert walk is not None
     assert entries == list(walk.path)
 
@@ -353,7 +279,9 @@ def test_a_walk_with_nothing_below_its_input_is_not_folded() -> None:
 def test_what_is_let_go_is_said_and_is_no_entry_off_the_path() -> None:
     entries = linear(user(), *_steps(0), *_steps(1), *_steps(2), assistant("a", "stop"))
     walk = LeafWalk("a", SUBMISSION)
+    begun = [walk.has_begun]
     assert [] == walk.feed(entries[-6:])
+    assert [False, True] == [*begun, walk.has_begun]
     gone = [*walk.fold(None), *walk.feed(entries[:-6])]
     assert walk.is_folded
     assert {entry.id for entry in entries} == {*gone, *(entry.id for entry in walk.path)}
@@ -395,7 +323,7 @@ def test_a_pair_that_a_branch_leaves_the_path_between_is_kept(hook: bool) -> Non
     entries = [replace(entry, tool_call_ids=("t",)) if entry.id == "a1" else entry for entry in entries]
     entries = [replace(entry, tool_call_id="t") if entry.id == "r1" else entry for entry in entries]
     entries += [at(result("beside", "t"), "a1" if hook else "r1")]
-    walk = _same(entries, "s2", 1, 2, None)
+    walk = same(entries, "s2", 1, 2, None)
     assert walk is not None
     inspection = inspect_walk(walk, SUBMISSION, off_path=entries[-1:])
     assert ({("open", 0)} if hook else set()) == set(inspection.dispatch)
@@ -431,6 +359,18 @@ def test_a_pair_that_a_branch_leaves_the_path_between_is_kept(hook: bool) -> Non
             Detail.RESPONSE_ABORTED,
             None,
         ),
+        # Of two results of one id the first is the trailing batch's, the second the one of a call above.
+        (
+            [
+                assistant("a", "tool_use", "t"),
+                *_steps_of_one_id(1),
+                assistant("b", "tool_use", "t"),
+                result("r", "t", ends_turn=True),
+                result("q", "t"),
+            ],
+            Detail.TURN_ENDED_BY_TOOL,
+            None,
+        ),
         # The answer that was stopped is not the last message.
         (
             [assistant("a", "stop"), assistant("b", "aborted", stopped_by="user")],
@@ -446,7 +386,7 @@ def test_what_stands_after_the_last_answer_counts_folded_too(
     for later in ([], [silent], [other("o1"), silent, user("s", None, is_synthetic=True)]):
         entries = linear(user(), *turn, *later)
         for size in (1, 2, 3):
-            walk = _same(entries, entries[-1].id, 1, size, "none such")
+            walk = same(entries, entries[-1].id, 1, size, "none such")
             assert walk is not None
             inspection = inspect_walk(walk, SUBMISSION)
             assert (detail, stopped_by) == (inspection.detail, inspection.stopped_by)
@@ -465,10 +405,17 @@ def test_what_stands_after_the_last_answer_counts_folded_too(
 )
 def test_the_error_of_the_attempt_asked_about_is_found_folded_too(later: list[SessionEntry], error: str | None) -> None:
     failed = assistant("e", "error", attempt_id=ATTEMPT, error_retryable=False)
-    for after in ([], [assistant("n", "tool_use", "t9", attempt_id="a2"), assistant("m", None, attempt_id="a2")]):
+    for after in (
+        [],
+        [
+            assistant("b", "stop"),
+            assistant("n", "tool_use", "t9", attempt_id="a2"),
+            assistant("m", None, attempt_id="a2"),
+        ],
+    ):
         entries = linear(user(), failed, *later, *after, other("o1"), other("o2"))
         for size in (1, 2, 3):
-            walk = _same(entries, "o2", 1, size, ATTEMPT)
+            walk = same(entries, "o2", 1, size, ATTEMPT)
             assert walk is not None
             inspection = inspect_walk(walk, SUBMISSION)
             assert error == turn_evidence(walk.path, inspection, attempt_id=ATTEMPT).error_entry_id
@@ -479,7 +426,7 @@ def test_the_last_answer_above_which_the_path_is_torn_counts_folded_too() -> Non
     answers = [assistant("a", "stop", submission_id=SUBMISSION), assistant("b", "error", submission_id=SUBMISSION)]
     for answer, detail in zip(answers, (Detail.ANSWERED_IN_DAMAGE, Detail.INTEGRITY_HOLD), strict=True):
         entries = linear(user(), torn, *_steps(1), user("u", OTHER), answer, other("o1"), other("o2"))
-        walk = _same(entries, "o2", 1, 1, None)
+        walk = same(entries, "o2", 1, 1, None)
         assert walk is not None
         assert detail == inspect_walk(walk, SUBMISSION).detail
 
@@ -490,7 +437,7 @@ def test_inputs_of_others_are_told_apart_by_where_a_branch_with_the_input_leaves
     for place in range(6):
         entries = [*others[: place + 1], at(user(), f"u{place}"), *others[place + 1 :], at(other("leaf"), "u5")]
         for size in (1, 2, 3):
-            walk = _same(entries, "leaf", 1, size, None)
+            walk = same(entries, "leaf", 1, size, None)
             assert walk is not None
             inspection = inspect_walk(walk, SUBMISSION)
             if place < 5:

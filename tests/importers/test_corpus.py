@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reconciler.core.classifier import inspect_session
+from reconciler.core.model import Inspection, SessionEntry
+from reconciler.service import inspect_files
 from reconciler.service.inspect_files import inspect_paths
+from tests.core.folded import same, unique
 
 HERE = Path(__file__).parent
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
@@ -83,3 +88,29 @@ def test_every_prompt_of_a_corpus_file_gets_a_verdict(name: str) -> None:
     assert {"response_finished", "moved_on", "abandoned_branch", VERDICTS[name]["detail"]} >= {
         submission["detail"] for submission in file["submissions"]
     }
+
+
+def test_every_prompt_of_the_corpus_is_classified_folded_as_whole_wherever_the_file_had_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[list[SessionEntry], str | None, str]] = []
+
+    def note(entries: list[SessionEntry], leaf: str | None, submission_id: str, *rest: Any, **more: Any) -> Inspection:
+        asked.append((unique(entries), leaf, submission_id))
+        return inspect_session(entries, leaf, submission_id, *rest, **more)
+
+    monkeypatch.setattr(inspect_files, "inspect_session", note)
+    for name in sorted(VERDICTS):
+        inspect_paths([str(CORPUS / name)], all_prompts=True)
+    sure = total = 0
+    for number, (entries, leaf, submission_id) in enumerate(asked):
+        step = 1 + len(entries) // 8
+        ends = [
+            (leaf, entries),
+            *((entries[end].id, entries[: end + 1]) for end in range(number % step, len(entries), step)),
+        ]
+        for at, (end, left) in enumerate(ends):
+            total += 1
+            sure += same(left, end, 1 + at % 4, 2 + number % 7, None, submission_id) is not None
+    assert len(asked) > len(VERDICTS) / 2
+    assert sure > total * 0.8, (sure, total)
