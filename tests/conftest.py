@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -70,6 +71,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if "postgresql_databases" in names and "database_url" not in names and "empty_database_url" not in names:
             item.add_marker(pytest.mark.postgresql)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_beats_on() -> Iterator[None]:
+    """Find a runner that was left open: its thread would write into the database of the tests that come after."""
+    before = {thread.ident for thread in threading.enumerate()}
+    yield
+    left = [one for one in threading.enumerate() if one.name == "reconciler-beat" and one.ident not in before]
+    for thread in left:
+        thread.join(5)
+    assert [] == [thread.name for thread in left if thread.is_alive()], "a Runner was not closed"
 
 
 @pytest.fixture(scope="session")

@@ -167,7 +167,8 @@ def mirrored_and_spent(front: Front, url: str) -> None:
 def at_work(front: Front, url: str) -> None:
     """One runs with an open call, one waits behind it, one is parked with a call that was started."""
     front.ask("once", no_wait=True)
-    runner = Runner(url, owner="r")
+    # Without a thread of its own, which would go on in the tests that come after.
+    runner = Runner(url, owner="r", beat_by_itself=False, lease_s=600.0, beat_s=120.0)
     runner.submit("busy", "work", {"text": "go"})
     runner.submit("busy", "next", {"text": "go"})
     runner.submit("parked", "asks", {"text": "go"})
