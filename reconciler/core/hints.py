@@ -84,15 +84,6 @@ def _counts(field: str) -> Callable[[Payload], int | None]:
     return fire
 
 
-def _listed(field: str) -> Callable[[Payload], int | None]:
-    """Fire where the lists that the field names have members; the value is their number."""
-
-    def fire(payload: Payload) -> int | None:
-        return _count(sum(1 for value in _values(payload, field) if value is not None))
-
-    return fire
-
-
 def _texts(field: str) -> Callable[[Payload], list[str] | None]:
     """Fire where the field names texts; the value is the list of them, as they stand."""
 

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 
 from reconciler.core.classifier import tool_marker_entry_id
-from reconciler.core.model import CallDispatch, SessionEntry, SyntheticResult, ValidPath
+from reconciler.core.model import ROLE_TOOL_RESULT, CallDispatch, SessionEntry, SyntheticResult, ValidPath
 from reconciler.core.validpath import valid_path
 from tests.core.strategies import assistant, busy_path, linear, other, result, user, wild_paths
 
@@ -153,3 +153,8 @@ def test_one_id_twice_in_a_message_is_answered_twice() -> None:
     found = valid_path(path)
     assert (["a", "r", "s"], ("x",)) == (_ids(found), found.left_out)
     assert ["a", "+t1", "r"] == _ids(valid_path(path[:2]))
+
+
+def test_a_made_up_result_is_one_to_the_provider() -> None:
+    made = SyntheticResult("call", "entry", 0, CallDispatch.UNKNOWN, "unknown")
+    assert ROLE_TOOL_RESULT == made.role
