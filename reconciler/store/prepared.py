@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_exc
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Dialect
 
 from reconciler.store.dialect import is_postgresql, is_sqlite
 from reconciler.store.sending import execute_sqlite, send
@@ -58,10 +58,9 @@ class Prepared:
             DBAPIError (of SQLAlchemy): as its own execution would.
         """
         made = self._compiled(conn)
-        if made.is_sqlite:
-            return made.converted(execute_sqlite(conn, made.text, made.bound(values)).fetchall())
-        (found,) = send(conn, (made.text, made.named(values)))
-        return made.converted(found)
+        if not made.is_sqlite:
+            return rows_of(conn, (self, values))[0]
+        return made.converted(execute_sqlite(conn, made.text, made.bound(values)).fetchall())
 
     def one_or_none(self, conn: Connection, values: Values = _NO_VALUES) -> Any:
         """Run it and return its only row, None where it has none."""
@@ -87,6 +86,15 @@ class Prepared:
         return made
 
 
+def rows_of(conn: Connection, *asked: tuple[Prepared, Values]) -> list[list[Any]]:
+    """Run statements in order and return the rows of each; on PostgreSQL they travel in one round trip."""
+    if is_sqlite(conn):
+        return [prepared.rows(conn, values) for prepared, values in asked]
+    made = [(prepared._compiled(conn), values) for prepared, values in asked]
+    found = send(conn, *((one.text, one.named(values)) for one, values in made))
+    return [one.converted(rows) for (one, _), rows in zip(made, found, strict=True)]
+
+
 class _Compiled:
     """A statement's text, and what converts its values and rows."""
 
@@ -106,7 +114,7 @@ class _Compiled:
         if columns:
             row_type: Any = namedtuple("Row", [column.key for column in columns])  # type: ignore[misc]
             self._row = row_type._make
-        converters = [column.type.dialect_impl(dialect).result_processor(dialect, None) for column in columns]
+        converters = [_converter(column.type, dialect) for column in columns]
         self._converters = [(place, one) for place, one in enumerate(converters) if one is not None]
 
     def converted(self, found: Sequence[Any]) -> list[Any]:
@@ -130,3 +138,11 @@ class _Compiled:
         """Return the values by name."""
         given = {**self._constants, **values}
         return {name: given[name] if convert is None else convert(given[name]) for name, convert in self._parameters}
+
+
+def _converter(kind: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
+    if isinstance(kind, sa.Float):
+        # A float from both drivers; SQLAlchemy would ask for the column's number in the server.
+        return None
+    found: Callable[[Any], Any] | None = kind.dialect_impl(dialect).result_processor(dialect, None)
+    return found

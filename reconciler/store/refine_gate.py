@@ -6,24 +6,21 @@ know is read in a statement of its own after that. Verdicts come from ``core.ref
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
-from typing import Any, Final, NoReturn, Protocol
+from datetime import datetime
+from typing import Any, Final, NoReturn
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.engine import Connection
 
 from reconciler.core.refine import EditBudget, GateAnswer, RefineVerdict, gate_step
 from reconciler.errors import Conflict, EpochClosed, NotFound, StoreConflict
 from reconciler.store.dialect import db_now, is_postgresql
+from reconciler.store.prepared import Prepared, Values, rows_of
 from reconciler.store.schema import refine_epochs, refine_steps, rejected_edits
-from reconciler.store.sending import send
-from reconciler.store.types import UtcDateTime, utc_text
+from reconciler.store.types import UtcDateTime
 
 # A lock that waited may come back with an epoch that was closed, and followed, in between: it is looked for anew. Each
 # round needs that others closed and opened an epoch meanwhile.
@@ -62,77 +59,6 @@ def busy(subject: str) -> StoreConflict:
     )
 
 
-# --- running a statement -------------------------------------------------------------------------------------------
-
-Values = Mapping[str, Any]
-
-
-class _Statements(Protocol):
-    """Runs the statements of a step: the same ones on both databases, but for what each names apart.
-
-    Differs per database because nothing hides what a statement costs in the library: a step through SQLAlchemy was
-    measured at six times the cost of its statements on SQLite, and at twice their processor time on PostgreSQL. They
-    are compiled once, and handed to the driver inside SQLAlchemy's transaction.
-    """
-
-    def rows(self, *asked: tuple[sa.Executable, Values]) -> list[Sequence[Any]]:
-        """Run statements in order; return the rows of each."""
-
-    def write(self, statement: sa.Executable, values: Values) -> int:
-        """Run a write and return how many rows it touched (where it is told apart: that it returned)."""
-
-
-class _Sent:
-    """PostgreSQL: what is asked together travels in one round trip."""
-
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
-
-    def rows(self, *asked: tuple[sa.Executable, Values]) -> list[Sequence[Any]]:
-        queries = []
-        for statement, values in asked:
-            text, constants = _compiled_postgresql(statement)
-            queries.append((text, {**constants, **values}))
-        return send(self._conn, *queries)
-
-    def write(self, statement: sa.Executable, values: Values) -> int:
-        return len(self.rows((statement, values))[0])
-
-
-class _Driver:
-    """SQLite: to its driver."""
-
-    def __init__(self, conn: Connection) -> None:
-        driver = conn.connection.driver_connection
-        if not isinstance(driver, sqlite3.Connection):
-            raise TypeError(f"no SQLite connection: {type(driver).__name__}")
-        self._driver = driver
-
-    def rows(self, *asked: tuple[sa.Executable, Values]) -> list[Sequence[Any]]:
-        return [self.execute(statement, values).fetchall() for statement, values in asked]
-
-    def write(self, statement: sa.Executable, values: Values) -> int:
-        return self.execute(statement, values).rowcount
-
-    def execute(self, statement: sa.Executable, values: Values) -> sqlite3.Cursor:
-        text, names, constants = _compiled_sqlite(statement)
-        return self._driver.execute(text, [values[name] if name in values else constants[name] for name in names])
-
-
-@cache
-def _compiled_sqlite(statement: Any) -> tuple[str, tuple[str, ...], Values]:
-    """Return the statement's text for SQLite, the names of its parameters in order, and the values that it brings."""
-    made: Any = statement.compile(dialect=sqlite.dialect(paramstyle="qmark"))
-    return str(made), tuple(made.positiontup), dict(made.params)
-
-
-@cache
-def _compiled_postgresql(statement: Any) -> tuple[str, Values]:
-    """Return the statement's text for psycopg, and the values that it brings."""
-    made: Any = statement.compile(dialect=psycopg_dialect())  # type: ignore[no-untyped-call]
-    return str(made), dict(made.params)
-
-
 # --- statements ----------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +66,6 @@ def _p(name: str) -> sa.BindParameter[Any]:
     return sa.bindparam(f"p_{name}")
 
 
-# On SQLite the values are the driver's: instants come as text.
 _NOW: Final = sa.bindparam("p_now", type_=UtcDateTime())
 _OF_SUBJECT: Final = refine_epochs.c.subject == _p("subject")
 
@@ -241,13 +166,12 @@ def _remember(made: postgresql.Insert | sqlite.Insert) -> postgresql.Insert | sq
     )
 
 
-_REMEMBER_POSTGRESQL: Final = _remember(postgresql.insert(rejected_edits))
-_REMEMBER_SQLITE: Final = _remember(sqlite.insert(rejected_edits))
-
 # PostgreSQL writes a step in one statement: a round trip costs more there than what it carries. Differs on SQLite
 # because it has no writing WITH, and no round trips.
 _STEP_POSTGRESQL: Final = _UPDATE_EPOCH.returning(refine_epochs.c.epoch).add_cte(_INSERT_STEP.cte("step"))
-_REJECTED_STEP_POSTGRESQL: Final = _STEP_POSTGRESQL.add_cte(_REMEMBER_POSTGRESQL.cte("remembered"))
+_REJECTED_STEP_POSTGRESQL: Final = _STEP_POSTGRESQL.add_cte(
+    _remember(postgresql.insert(rejected_edits)).cte("remembered")
+)
 
 MILDEST: Final = (
     sa.select(rejected_edits.c.edit_id)
@@ -260,6 +184,21 @@ EVICT: Final = (
     .where(rejected_edits.c.subject == _p("subject"), rejected_edits.c.edit_id.in_(MILDEST))
     .returning(rejected_edits.c.edit_id)
 )
+
+
+# SQLAlchemy's own execution of a step took six times the cost of its statements on SQLite, and twice their processor
+# time on PostgreSQL.
+_LOCK_OPEN: Final = Prepared(OPEN)
+_LOCK_NAMED: Final = Prepared(NAMED)
+_READ_NEWEST: Final = Prepared(NEWEST)
+_READ_FACTS: Final = Prepared(lambda conn: _FACTS_AND_CLOCK if is_postgresql(conn) else FACTS)
+_REMEMBER: Final = Prepared(
+    lambda conn: _remember((postgresql if is_postgresql(conn) else sqlite).insert(rejected_edits))
+)
+_EVICT_MILDEST: Final = Prepared(EVICT)
+_WRITE_STEP: Final = Prepared(_INSERT_STEP)
+_WRITE_EPOCH: Final = Prepared(_UPDATE_EPOCH)
+_WRITE_POSTGRESQL: Final = {False: Prepared(_STEP_POSTGRESQL), True: Prepared(_REJECTED_STEP_POSTGRESQL)}
 
 
 # --- the gate ------------------------------------------------------------------------------------------------------
@@ -311,57 +250,48 @@ def gate(
         NotFound: no such subject or epoch.
         StoreConflict: the epochs turn over too fast to lock one, or a row changed under the lock.
     """
-    on_postgresql = is_postgresql(conn)
-    statements: _Statements = _Sent(conn) if on_postgresql else _Driver(conn)
 
-    def question(candidate: KeyedCandidate) -> tuple[sa.Executable, Values]:
-        values = {"p_subject": subject, "p_edit_id": candidate.edit_id, "p_step_key": candidate.step_key}
-        return (_FACTS_AND_CLOCK if on_postgresql else FACTS), values
+    def question(candidate: KeyedCandidate) -> Values:
+        return {"p_subject": subject, "p_edit_id": candidate.edit_id, "p_step_key": candidate.step_key}
 
     # What the first candidate needs to know is asked behind the lock, in its round trip.
-    standing, first_facts = _lock(statements, subject, epoch, question(candidates[0]))
+    standing, first_facts = _lock(conn, subject, epoch, question(candidates[0]))
     answers: list[GateAnswer] = []
     for number, candidate in enumerate(candidates):
-        facts = first_facts if number == 0 else statements.rows(question(candidate))[0][0]
+        facts = first_facts if number == 0 else _READ_FACTS.rows(conn, question(candidate))[0]
         if facts[1] is not None:
             answers.append(_first_answer(subject, candidate, facts))
             continue
         if standing is None or not standing.is_open:
-            _refuse(statements, subject, epoch, candidate, standing)
-        now = facts[-1].astimezone(UTC) if on_postgresql else db_now(conn)
-        answers.append(_step(statements, standing, candidate, bool(facts[0]), now, on_postgresql=on_postgresql))
+            _refuse(conn, subject, epoch, candidate, standing)
+        now = facts.now if is_postgresql(conn) else db_now(conn)
+        answers.append(_step(conn, standing, candidate, bool(facts.known), now))
     return tuple(answers)
 
 
-def _lock(
-    statements: _Statements, subject: str, epoch: int | None, question: tuple[sa.Executable, Values]
-) -> tuple[_Standing | None, Any]:
+def _lock(conn: Connection, subject: str, epoch: int | None, question: Values) -> tuple[_Standing | None, Any]:
     """Lock the epoch that a step names, or the open one (None where there is none such), and ask *question* then.
 
     Each statement sees what was committed before it began: the answer is of after the lock.
     """
     if epoch is not None:
-        found, (facts,) = statements.rows((NAMED, {"p_subject": subject, "p_epoch": epoch}), question)
+        found, (facts,) = rows_of(
+            conn, (_LOCK_NAMED, {"p_subject": subject, "p_epoch": epoch}), (_READ_FACTS, question)
+        )
         return (_standing(subject, found[0]) if found else None), facts
     for _ in range(LOCK_ROUNDS_MAX):
-        found, (facts,) = statements.rows((OPEN, {"p_subject": subject}), question)
+        found, (facts,) = rows_of(conn, (_LOCK_OPEN, {"p_subject": subject}), (_READ_FACTS, question))
         if found:
             return _standing(subject, found[0]), facts
         # Nothing, or what was open got closed while the lock was waited for: look whether the next one is open.
-        newest = statements.rows((NEWEST, {"p_subject": subject}))[0]
+        newest = _READ_NEWEST.rows(conn, {"p_subject": subject})
         if not newest or not newest[0][-1]:
             return None, facts
     raise busy(subject)
 
 
 def _step(
-    statements: _Statements,
-    standing: _Standing,
-    candidate: KeyedCandidate,
-    known_rejected: bool,
-    now: datetime,
-    *,
-    on_postgresql: bool,
+    conn: Connection, standing: _Standing, candidate: KeyedCandidate, known_rejected: bool, now: datetime
 ) -> GateAnswer:
     """Judge one candidate, write its rows, and bring *standing* up to date."""
     used, steps = standing.used, standing.steps
@@ -386,9 +316,9 @@ def _step(
             "p_drop": judged.drop,
             "p_steps_before": steps,
             "p_used_before": used,
-            "p_now": now if on_postgresql else utc_text(now),
+            "p_now": now,
         }
-        evicted_edit_id = _write(statements, standing, judged.verdict, values, on_postgresql=on_postgresql)
+        evicted_edit_id = _write(conn, standing, judged.verdict, values)
         standing.best_score, standing.used, standing.steps = judged.best_score, judged.used, number
     return GateAnswer(
         subject=standing.subject,
@@ -405,23 +335,17 @@ def _step(
     )
 
 
-def _write(
-    statements: _Statements,
-    standing: _Standing,
-    verdict: RefineVerdict,
-    values: dict[str, Any],
-    *,
-    on_postgresql: bool,
-) -> str | None:
+def _write(conn: Connection, standing: _Standing, verdict: RefineVerdict, values: dict[str, Any]) -> str | None:
     """Write a step's rows; return the rejected edit that had to give way to it."""
+    on_postgresql = is_postgresql(conn)
     rejects = verdict is RefineVerdict.REJECTED
     standing.rejected_count += rejects
     overflows = rejects and standing.buffer_max is not None and standing.rejected_count > standing.buffer_max
     evicted_edit_id: str | None = None
     if rejects and (overflows or not on_postgresql):
-        statements.write(_REMEMBER_POSTGRESQL if on_postgresql else _REMEMBER_SQLITE, values)
+        _REMEMBER.run(conn, [values])
     if overflows:
-        (((evicted_edit_id,),),) = statements.rows((EVICT, {"p_subject": standing.subject, "p_count": 1}))
+        ((evicted_edit_id,),) = _EVICT_MILDEST.rows(conn, {"p_subject": standing.subject, "p_count": 1})
         standing.rejected_count -= 1
         standing.evicted += 1
     values |= {
@@ -429,13 +353,11 @@ def _write(
         "p_rejected_count": standing.rejected_count,
         "p_evicted": standing.evicted,
     }
-    if not on_postgresql:
-        statements.write(_INSERT_STEP, values)
-        written = statements.write(_UPDATE_EPOCH, values)
-    elif rejects and not overflows:
-        written = statements.write(_REJECTED_STEP_POSTGRESQL, values)
+    if on_postgresql:
+        written = len(_WRITE_POSTGRESQL[rejects and not overflows].rows(conn, values))
     else:
-        written = statements.write(_STEP_POSTGRESQL, values)
+        _WRITE_STEP.run(conn, [values])
+        written = _WRITE_EPOCH.run(conn, [values])
     if written != 1:
         raise StoreConflict(
             f'could not step in epoch {standing.epoch} of subject "{standing.subject}": its row changed under the lock',
@@ -470,10 +392,10 @@ def _first_answer(subject: str, candidate: KeyedCandidate, first: Any) -> GateAn
 
 
 def _refuse(
-    statements: _Statements, subject: str, epoch: int | None, candidate: KeyedCandidate, found: _Standing | None
+    conn: Connection, subject: str, epoch: int | None, candidate: KeyedCandidate, found: _Standing | None
 ) -> NoReturn:
     if found is None:
-        if not statements.rows((NEWEST, {"p_subject": subject}))[0]:
+        if not _READ_NEWEST.rows(conn, {"p_subject": subject}):
             raise unknown_subject(subject)
         if epoch is not None:
             raise unknown_epoch(subject, epoch)
