@@ -107,8 +107,10 @@ class _Compiled:
         bounds = {name: bound for bound, name in made.bind_names.items()}
         self._constants = {name: made.params[name] for name, bound in bounds.items() if not bound.required}
         processors = {name: one.type.dialect_impl(dialect).bind_processor(dialect) for name, one in bounds.items()}
-        names = tuple(made.positiontup) if self.is_sqlite else tuple(bounds)
-        self._parameters = [(name, processors[name]) for name in names]
+        self._names = tuple(made.positiontup) if self.is_sqlite else tuple(bounds)
+        self._binders = [
+            (place, processors[name]) for place, name in enumerate(self._names) if processors[name] is not None
+        ]
         columns: list[Any] = list(getattr(statement, "selected_columns", None) or ())
         self._row: Any = tuple
         if columns:
@@ -131,13 +133,15 @@ class _Compiled:
 
     def bound(self, values: Values) -> tuple[Any, ...]:
         """Return the values in the order in which the text names them."""
-        given = {**self._constants, **values}
-        return tuple(given[name] if convert is None else convert(given[name]) for name, convert in self._parameters)
+        given = {**self._constants, **values} if self._constants else values
+        found = [given[name] for name in self._names]
+        for place, convert in self._binders:
+            found[place] = convert(found[place])
+        return tuple(found)
 
     def named(self, values: Values) -> dict[str, Any]:
         """Return the values by name."""
-        given = {**self._constants, **values}
-        return {name: given[name] if convert is None else convert(given[name]) for name, convert in self._parameters}
+        return dict(zip(self._names, self.bound(values), strict=True))
 
 
 def _converter(kind: Any, dialect: Dialect) -> Callable[[Any], Any] | None:

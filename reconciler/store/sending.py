@@ -21,7 +21,8 @@ Query = tuple[str, Mapping[str, Any]]
 
 def is_listened_to(conn: Connection) -> bool:
     """Tell whether somebody listens to the statements of this connection's engine."""
-    return bool(conn.dispatch.before_cursor_execute or conn.dispatch.after_cursor_execute)
+    listeners = conn.dispatch
+    return bool(listeners.before_cursor_execute or listeners.after_cursor_execute)
 
 
 def send(conn: Connection, *queries: Query) -> list[Sequence[Any]]:
