@@ -605,7 +605,15 @@ def translate_error(error: BaseException, database: str = "the database") -> Rec
                 hint="try again: a repeated call gives the first answer",
             )
         case ErrorKind.UNREACHABLE:
-            return DatabaseUnavailable(f"could not reach {database}: {found.text}", detail=detail, hint="try again")
+            return DatabaseUnavailable(
+                f"could not reach {database}: {found.text}",
+                detail=detail,
+                # SQLite doesn't say of which file, or why.
+                hint="look at its path and who may use it: also who only reads needs to write in its folder, where"
+                " SQLite keeps the log (-wal) and its index (-shm)"
+                if "unable to open database file" in found.text
+                else "try again",
+            )
         case ErrorKind.REFUSED:
             return DatabaseUnavailable(
                 f"could not connect to {database}: {found.text}",

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -395,6 +396,14 @@ def test_what_sqlite_says_of_the_disk_is_told_as_what_it_is(code: int, kind: typ
     error = translate_error(failure)
     assert kind is type(error)
     assert error.hint
+
+
+def test_a_file_that_cannot_be_opened_says_what_a_reader_needs(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        sqlite3.connect(tmp_path).execute("SELECT 1")
+    error = translate_error(caught.value)
+    assert isinstance(error, DatabaseUnavailable)
+    assert "-shm" in str(error.hint)
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), sa.exc.InvalidRequestError("odd"), KeyboardInterrupt()])
