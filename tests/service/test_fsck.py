@@ -11,8 +11,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from reconciler.core.model import NewEntry, SessionEntry
+from reconciler.core.model import Limits, NewEntry, SessionEntry
 from reconciler.errors import DatabaseUnavailable
+from reconciler.ops.asking import Desk
+from reconciler.ops.dispatch import ask
 from reconciler.service import fsck as module
 from reconciler.service.fsck import FsckReport, fsck
 from reconciler.service.reconcile import reconcile_once
@@ -85,6 +87,31 @@ def test_a_sound_database_has_no_findings_and_a_check_writes_nothing(lively: Eng
     assert (3, 4, None) == (found.sessions, found.submissions, found.after)
     assert [] == fsck(lively, repair=True).findings
     assert before == _dump(lively)
+
+
+def test_what_hung_from_anothers_settlement_is_sound_after_the_leaf_was_moved_above_it(
+    engine: Engine, database_url: str
+) -> None:
+    with Runner(database_url, owner="r") as runner:
+        runner.submit("s", "first", {"text": "go"})
+        (attempt,) = runner.claim()
+        attempt.begin()
+        attempt.append([NewEntry(role="assistant", stop_reason="stop", payload="x")])
+        attempt.settle("completed")
+        runner.submit("s", "second", {"text": "go"})
+        (attempt,) = runner.claim()
+        attempt.begin()
+        attempt.append([NewEntry(role="assistant", stop_reason="tool_use", tool_call_ids=("c",), payload="x")])
+        attempt.fail("overloaded")
+    desk = Desk(make_engine=lambda **_: engine, name_database=lambda: "here", operator="tess", limits=Limits())
+    moved = ask("move-leaf", {"session": "s", "entry": "submission-input:first", "reason": "x"}, desk)
+    assert moved.error is None
+    reconcile_once(engine, limits=Limits(leaf_moved_s=0.0))
+    with engine.connect() as conn:
+        found = conn.execute(sa.select(submissions.c.outcome_reason).where(submissions.c.id == "second")).scalar_one()
+    assert "leaf_moved" == found
+    assert "" == report(check(database_url, quiescent=True))
+    assert [] == fsck(engine).findings
 
 
 # --- planted ---------------------------------------------------------------------------------------------------------

@@ -381,7 +381,12 @@ def _check_work(
         settled_seq = next((r["seq"] for r in rows if r["id"] == row["settlement_entry_id"]), None)
         if settled_seq is None:
             continue
-        before = [_entry(r) for r in rows if r["seq"] < settled_seq and r["kind"] != "submission_settled"]
+        # Settlements of others stay: what came after them hangs from them, and a path without them is torn.
+        before = [
+            _entry(r)
+            for r in rows
+            if r["seq"] < settled_seq and (r["kind"] != "submission_settled" or r["submission_id"] != row["id"])
+        ]
         settlement = next(r for r in rows if r["seq"] == settled_seq)
         inspection = inspect_session(before, settlement["parent_id"], row["id"])
         if inspection.unresolved_tool_calls and inspection.integrity is None:
