@@ -31,6 +31,7 @@ MODULES = (
     "reconciler.core.turn",
     "reconciler.core.session",
     "reconciler.core.classifier",
+    "reconciler.core.folding",
     "reconciler.core.due",
     "reconciler.core.policy",
 )
@@ -49,11 +50,13 @@ TESTS = (
     "tests/core/test_classifier_oracle.py",
     "tests/core/test_classifier_properties.py",
     "tests/core/test_resume_plan.py",
+    "tests/core/test_folding.py",
 )
 # What finds most of them is asked first, by itself: collecting everything takes longer than running it.
 FIRST = {
     "policy": TESTS[:4],
     "due": ("tests/core/test_due.py",),
+    "folding": ("tests/core/test_folding.py",),
     "": ("tests/core/test_classifier.py", "tests/core/test_classifier_session.py", "tests/core/test_pairing.py"),
 }
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
