@@ -26,7 +26,7 @@ from reconciler.store.engine import make_engine, read
 from reconciler.store.schema import attempts, submissions
 from reconciler.store.views import v_pending
 from tests.chaos.ledger import lines
-from tests.chaos.stress import Void
+from tests.chaos.stress import Void, connections_held
 from tests.chaos.verdict import Line, Sample, found_again, judge, recovery
 from tests.support.daemons import DaemonProcess, clean_environment, wait_for
 from tests.support.restartable import RestartableServer
@@ -35,6 +35,8 @@ SESSIONS = 500
 DAEMONS = 2
 SHARE_OF_CAPACITY = 0.6
 DISK_MB = 192
+# Beside those that a cell holds: producer, runners and daemons take about two dozen.
+_CONNECTIONS_LEFT = 60
 # Faults that are put into the daemons; the others are put into runners and producer.
 DAEMON_MUTANTS = ("forgets_submissions",)
 
@@ -116,7 +118,7 @@ class Cell:
                 durable=True,
                 settings={
                     "shared_buffers": "128MB",
-                    "max_connections": 160,
+                    "max_connections": connections_held(self.scale) + _CONNECTIONS_LEFT,
                     "autovacuum_naptime": "5s",
                     "timezone": "UTC",
                 },

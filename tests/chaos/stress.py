@@ -83,11 +83,16 @@ def backend_kill(cell: Cell, seconds: float) -> str:
     return f"{total} backends terminated, at least {min(samples)} in each sample"
 
 
+def connections_held(scale: float) -> int:
+    """Return how many connections `pool_exhaustion` holds."""
+    return 300 if scale == 1 else 60
+
+
 def pool_exhaustion(cell: Cell, seconds: float) -> str:
     """All connections but a few are taken and held."""
     import psycopg
 
-    asked = 300 if cell.scale == 1 else 60
+    asked = connections_held(cell.scale)
     held: list[Any] = []
     try:
         for _ in range(asked):
