@@ -193,6 +193,13 @@ def decide(
     return _gate_11(case)
 
 
+def backoff_of(
+    inspection: Inspection, facts: SubmissionFacts, now: datetime, limits: Limits, evidence: TurnEvidence
+) -> tuple[BackoffKind, int] | None:
+    """Return what `backoff` is asked with where `decide` requeues the row; None where it may be claimed at once."""
+    return _backoff(_case(inspection, facts, now, limits, 0.0, evidence))
+
+
 def admission(facts: SubmissionFacts, now: datetime) -> Decision:
     """Return the decision that admits a first try: it makes the row claimable at once."""
     return Decision(
@@ -597,22 +604,27 @@ def _lacks_capability(case: _Case) -> bool:
 
 
 def _backoff_s(case: _Case) -> float:
+    found = _backoff(case)
+    return 0.0 if found is None else backoff(*found, case.limits, jitter=case.jitter)
+
+
+def _backoff(case: _Case) -> tuple[BackoffKind, int] | None:
     facts, limits, counters = case.facts, case.limits, case.counters
     if facts.retried or facts.hold_released:
         # A person asked for it now.
-        return 0.0
+        return None
     if case.provider_error:
-        return backoff(BackoffKind.PROVIDER, counters.provider_errors, limits, jitter=case.jitter)
+        return BackoffKind.PROVIDER, counters.provider_errors
     if _lacks_capability(case):
-        return backoff(BackoffKind.CAPABILITY, facts.releases, limits, jitter=case.jitter)
+        return BackoffKind.CAPABILITY, facts.releases
     if case.attempt_end in CRASH_ENDS or case.attempt_end is AttemptEnd.OVERRUN:
         # Attempts that died before they began count nowhere else, and must not be burnt in seconds.
         failures = max(counters.crashes_in_row, facts.attempts_spent - facts.attempts_begun)
-        return backoff(BackoffKind.CRASH, failures, limits, jitter=case.jitter)
+        return BackoffKind.CRASH, failures
     if case.attempt_end is AttemptEnd.RELEASED and facts.releases >= limits.releases_max:
         # No longer given back: a runner that claims and releases in a loop would spend all attempts at once.
-        return backoff(BackoffKind.CRASH, facts.attempts_spent, limits, jitter=case.jitter)
-    return 0.0
+        return BackoffKind.CRASH, facts.attempts_spent
+    return None
 
 
 def _answer(case: _Case, decision: Decision) -> Decision:

@@ -15,11 +15,11 @@ from sqlalchemy.engine import Connection, Engine
 
 from reconciler.core.due import may_judge_lease
 from reconciler.core.model import DEFAULT_LIMITS, Decision, Inspection, Limits, OpenCall, SubmissionFacts
-from reconciler.core.policy import decide
+from reconciler.core.policy import backoff_of, decide
 from reconciler.core.states import AttemptEnd, DecisionAction
 from reconciler.core.subturn import ResumePlan
 from reconciler.errors import ReconcilerError
-from reconciler.service.cases import CASES_MAX, case_of, template_of
+from reconciler.service.cases import CASES_MAX, Template, case_of, template_of
 from reconciler.service.gather import Gathered, failed, gather, gather_by_case
 from reconciler.service.liveness import ProcessIdentity, booted_at, process_start, proven_dead, this_process
 from reconciler.service.resume import make_plan, make_settlement, texts_wanted
@@ -28,7 +28,7 @@ from reconciler.store.around import AttemptRow, Read, read_around
 from reconciler.store.engine import read
 from reconciler.store.facts import limits_for, submission_facts
 from reconciler.store.passes import DueRow, Key, lock_rows
-from reconciler.store.paths import read_payloads
+from reconciler.store.paths import ShapedTurn, read_payloads
 from reconciler.store.settlement_rows import DecisionRow
 from reconciler.store.settlements import DecisionWrite, Push
 
@@ -94,6 +94,23 @@ class Planned:
         )
 
 
+def template_for(planned: Planned, turn: ShapedTurn, now: datetime, decided_by: str | None) -> Template | None:
+    """Return what is written of a row, for others of its case; None where it is good for this row alone."""
+    gathered, facts, decision, limits = planned.gathered, planned.facts, planned.decision, planned.limits
+    if decision.action is DecisionAction.SETTLE:
+        return template_of(planned.write(None, decided_by), turn)
+    if (
+        decision.action is not DecisionAction.REQUEUE
+        # Which of the calls are approved would have to be looked up in each row.
+        or facts.pending_calls
+        or texts_wanted(gathered, decision)
+    ):
+        return None
+    found = backoff_of(gathered.inspection, facts, now, limits, gathered.evidence)
+    write = planned.write(make_plan(gathered, decision, limits, {}), decided_by)
+    return template_of(write, turn, None if found is None else (*found, limits))
+
+
 class Decider:
     """Decides about rows, with what one pass knows of the time and of others."""
 
@@ -128,6 +145,10 @@ class Decider:
         self, conn: Connection, rows: Sequence[DueRow], around: Read
     ) -> tuple[list[Planned], list[DecisionRow]]:
         """Decide about *rows*; those of a case that was decided before are ready to be written."""
+
+        def fill(template: Template, row: DueRow, current: AttemptRow, turn: ShapedTurn) -> DecisionRow:
+            return template.fill(row, current, turn, around.now, self._jitter)
+
         gathered, ready, waiting = gather_by_case(
             conn,
             rows,
@@ -135,25 +156,26 @@ class Decider:
             self._limits,
             self._answers,
             lambda row, beside: case_of(row, beside, around.now, self._may_judge),
+            fill,
         )
         planned = self._decide(conn, gathered, around.now)
         for one in planned:
-            self._remember(one)
+            self._remember(one, around.now)
         for other in waiting:
             template = other.kept.cases.get(other.case)
             if template is not None and other.around.current is not None:
-                ready.append(template.fill(other.row, other.around.current, other.turn))
+                ready.append(fill(template, other.row, other.around.current, other.turn))
             else:
                 planned += self._decide(conn, [other.gathered()], around.now)
         return planned, ready
 
-    def _remember(self, planned: Planned) -> None:
+    def _remember(self, planned: Planned, now: datetime) -> None:
         """Keep what is written of a row for others of its case."""
-        if planned.gathered.known is None or planned.decision.action is not DecisionAction.SETTLE:
+        if planned.gathered.known is None:
             return
         kept, turn, case = planned.gathered.known
         if case not in kept.cases and len(kept.cases) < CASES_MAX:
-            template = template_of(planned.write(None, self._decided_by), turn)
+            template = template_for(planned, turn, now, self._decided_by)
             if template is not None:
                 kept.cases[case] = template
 

@@ -38,9 +38,9 @@ from reconciler.core.model import (
 from reconciler.core.states import SessionOrigin
 from reconciler.core.terms import is_canonical_input
 from reconciler.errors import LimitExceeded
-from reconciler.service.cases import Case
+from reconciler.service.cases import Case, Template
 from reconciler.service.shapes import Answer, Answers, Kept
-from reconciler.store.around import Surroundings
+from reconciler.store.around import AttemptRow, Surroundings
 from reconciler.store.passes import DueRow, Key
 from reconciler.store.paths import (
     PathRead,
@@ -58,6 +58,8 @@ from reconciler.store.settlement_rows import DecisionRow
 _PENDING_MAX = 100_000
 # From so many submissions of one session on, the session is read once instead of each path.
 _TOGETHER_MAX = 3
+
+Fill = Callable[[Template, DueRow, AttemptRow, ShapedTurn], DecisionRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,15 @@ def gather_by_case(
     limits: Limits,
     answers: Answers,
     case: Callable[[DueRow, Surroundings], Case | None],
+    fill: Fill,
 ) -> tuple[list[Gathered], list[DecisionRow], list[Waiting]]:
     """Inspect *rows* as `gather` does, but those whose decision is known: these are ready to be written.
 
-    *case* tells what of a row its decision depends on beside its turn (`cases.case_of`). Rows of a case that an earlier
-    one of these rows is the first of are waiting for what is decided about that one.
+    *case* tells what of a row its decision depends on beside its turn (`cases.case_of`), and *fill* what is written of
+    a row whose case is known. Rows of a case that an earlier one of these rows is the first of are waiting for what is
+    decided about that one.
     """
-    gathering = _Gathering(conn, rows, around, limits, answers, case)
+    gathering = _Gathering(conn, rows, around, limits, answers, case, fill)
     gathering.run()
     found = gathering.found
     return [found[row.key] for row in rows if row.key in found], gathering.ready, gathering.waiting
@@ -159,10 +163,12 @@ class _Gathering:
         limits: Limits,
         answers: Answers,
         case: Callable[[DueRow, Surroundings], Case | None] | None,
+        fill: Fill | None = None,
     ) -> None:
         self._conn = conn
         self._answers = answers
         self._case = case
+        self._fill = fill
         self._rows = {row.key: row for row in rows}
         self._around = around
         self._limits = limits
@@ -232,8 +238,8 @@ class _Gathering:
             self.found[row.key] = _shaped(row, around, kept.of(turn), rows_read, None)
             return True
         template = kept.cases.get(case)
-        if template is not None and around.current is not None:
-            self.ready.append(template.fill(row, around.current, turn))
+        if template is not None and around.current is not None and self._fill is not None:
+            self.ready.append(self._fill(template, row, around.current, turn))
         elif (kept, case) in self._first_of:
             self.waiting.append(Waiting(row, around, kept, turn, case, rows_read))
         else:

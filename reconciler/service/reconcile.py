@@ -327,10 +327,12 @@ class _Pass:
     def _count_ready(self, ready: Sequence[DecisionRow], results: Sequence[Landed | Refused], batch: _Batch) -> None:
         settled = self.report.settled
         for row, result in zip(ready, results, strict=True):
-            if isinstance(result, Landed):
-                settled[row.kind.decision_outcome or ""] += 1
-            else:
+            if not isinstance(result, Landed):
                 self._refused((row.session_id, row.submission_id), batch)
+            elif row.kind.decision_outcome is None:
+                self.report.requeued += 1
+            else:
+                settled[row.kind.decision_outcome] += 1
         batch.count += len(ready)
 
     def _refused(self, key: Key, batch: _Batch) -> None:

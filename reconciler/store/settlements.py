@@ -157,7 +157,8 @@ def apply_decisions(
 ) -> list[Landed | Refused]:
     """Write the decisions that still hold, in order of *writes*; push *pushes* on.
 
-    A decision may be given as the row that is written of it (`decision_row`): a settlement that writes its entry.
+    A decision may be given as the row that is written of it (`decision_row`): a settlement that writes its entry, or
+    one that writes no entry and counts no error.
 
     Call it in the transaction that holds the locks of the sessions, submissions and current attempts concerned, taken
     in that order (`passes.scan_due`, `passes.lock_rows`; on SQLite the immediate transaction is the lock): the guard

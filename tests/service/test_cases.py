@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
 
 from reconciler.core.model import Limits
-from reconciler.core.policy import decide
+from reconciler.core.policy import BackoffKind, decide
 from reconciler.core.states import DecisionAction
 from reconciler.service.cases import Case, Template, case_of, template_of
-from reconciler.service.deciding import Judge, Planned
+from reconciler.service.deciding import Judge, Planned, template_for
 from reconciler.service.gather import Gathered
 from reconciler.service.reconcile import reconcile_once
 from reconciler.service.resume import make_plan
@@ -148,12 +149,12 @@ def scene_of(seed: int, name: str) -> tuple[Gathered, ShapedTurn]:
     return gathered, shaped(rows, request)
 
 
-def decided(gathered: Gathered) -> tuple[Planned, DecisionRow | None]:
+def decided(gathered: Gathered, *, jitter: float = 0.5) -> tuple[Planned, DecisionRow | None]:
     """Return what the policy says of a row, and what is written of it by the ordinary way."""
     current = gathered.around.current
     assert current is not None
     facts = submission_facts(gathered.row, gathered.around, LIMITS, may_judge_lease=may_judge(current))
-    decision = decide(gathered.inspection, facts, NOW, LIMITS, jitter=0.5, evidence=gathered.evidence)
+    decision = decide(gathered.inspection, facts, NOW, LIMITS, jitter=jitter, evidence=gathered.evidence)
     planned = Planned(gathered, facts, decision, LIMITS)
     if not decision.is_written:
         return planned, None
@@ -163,26 +164,33 @@ def decided(gathered: Gathered) -> tuple[Planned, DecisionRow | None]:
 def test_a_row_of_a_known_case_gets_what_the_policy_says_of_it() -> None:
     known: dict[tuple[Shape, Case], Template] = {}
     outcomes: set[str | None] = set()
+    requeued: dict[str, set[object]] = {}
     taken = 0
     for seed in range(6_000):
         # Each twice, and between these many that differ in a single value.
         gathered, shape = scene_of(seed // 2, f"n{seed}")
         case = case_of(gathered.row, gathered.around, NOW, may_judge)
-        planned, expected = decided(gathered)
+        # The row that the template was made from drew another jitter.
+        jitter = random.Random(seed).random()
+        planned, expected = decided(gathered, jitter=jitter)
         if case is None:
             continue
         template = known.get((shape.shape, case))
         if template is not None:
             assert gathered.around.current is not None
-            assert expected == template.fill(gathered.row, gathered.around.current, shape)
+            assert expected == template.fill(gathered.row, gathered.around.current, shape, NOW, partial(float, jitter))
             outcomes.add(template.kind.outcome_reason)
+            if template.requeues:
+                requeued.setdefault(template.kind.reason, set()).add(template.delay and template.delay[0])
             taken += 1
         elif expected is not None:
-            made = template_of(planned.write(make_plan(gathered, planned.decision, LIMITS, {}), "me"), shape)
+            made = template_for(planned, shape, NOW, "me")
             if made is not None:
                 known[shape.shape, case] = made
     assert taken > 500
     assert {"completed", "attempts_exhausted", "uncertain_exhausted"} <= outcomes
+    assert {"resume", "redispatch"} <= requeued.keys()
+    assert {None, BackoffKind.CRASH} <= requeued["resume"]
 
 
 def settled_scene(name: str) -> tuple[Gathered, ShapedTurn]:
@@ -230,22 +238,25 @@ def test_ids_that_look_like_something_else_are_filled_in_as_they_are() -> None:
         template = template_of(planned.write(None, "me"), shape)
         assert template is not None
         assert gathered.around.current is not None
-        assert expected == template.fill(gathered.row, gathered.around.current, shape)
+        assert expected == template.fill(gathered.row, gathered.around.current, shape, NOW, lambda: 0.5)
 
 
+@pytest.mark.parametrize(
+    ("ends", "counted"), [(data.FINISHED, "completed"), (data.UNRESOLVED, "requeued"), (data.ABORTED, "requeued")]
+)
 def test_a_pass_that_hears_of_each_writes_what_one_that_does_not_writes(
-    engine: Engine, database_kind: str, database_url: str
+    engine: Engine, database_kind: str, database_url: str, ends: str, counted: str
 ) -> None:
     # The first way decides each by itself, the second by cases; both over the same work.
     scene = Scene(engine)
     heard: list[Any] = []
     dumps = []
     for prefix, hear in (("a", heard.append), ("b", None)):
-        data.add_due(Database(database_kind, database_url), 60, prefix=prefix, payload_bytes=20)
+        data.add_due(Database(database_kind, database_url), 60, prefix=prefix, ends=ends, payload_bytes=20)
         report = reconcile_once(
             engine, judge=Judge(connected_for_s=lambda: 1e9), decided_by="me", jitter=lambda: 0.0, on_decision=hear
         )
-        assert 60 == report.settled["completed"]
+        assert 60 == {"requeued": report.requeued, **report.settled}[counted]
         dumps.append(rows_of(scene, f"{prefix}-"))
     assert 60 == len(heard)
     assert dumps[0] == dumps[1]
@@ -259,6 +270,10 @@ def rows_of(scene: Scene, prefix: str) -> list[dict[str, Any]]:
         for values in rows:
             row = dict(zip(columns, values, strict=True))
             if str(row["id"] if name == "sessions" else row.get("session_id")).startswith(prefix):
-                kept = {key: value for key, value in row.items() if not key.endswith("_at") and key != "pass_id"}
+                kept = {
+                    key: value
+                    for key, value in row.items()
+                    if not key.endswith(("_at", "not_before")) and key != "pass_id"
+                }
                 found.append({k: v.replace(prefix, "x-") if isinstance(v, str) else v for k, v in kept.items()})
     return found
