@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reconciler.core.canonical import canonical_json_parsed
-from reconciler.entrypoints.cli import prepare_process
+from reconciler.entrypoints.process import prepare_process
 from reconciler.importers.langgraph_values import plain
 from reconciler.service.ingest import import_paths
 from reconciler.service.inspect_files import inspect_paths
