@@ -32,6 +32,7 @@ from reconciler.importers.detect import Detection
 from reconciler.service.file_reading import FileRead, Wish
 from reconciler.service.spool import Spool
 
+# Begun by themselves: one process writes what all of them read.
 JOBS_MAX: Final = 4
 # Below, starting a process takes longer than it saves.
 BYTES_MIN: Final = 16 * 1024 * 1024
@@ -46,13 +47,15 @@ _PIECE: Final = 65536
 
 
 def jobs_for(sizes: Sequence[int], jobs: int | None) -> int:
-    """Return how many processes read ahead for files of *sizes* bytes; *jobs* at most, None: as many as pay.
+    """Return how many processes read ahead for files of *sizes* bytes: *jobs* at most; None: as many as pay.
 
     One processor is left to who writes.
     """
+    if len(sizes) < 2 or not sys.executable:
+        return 0
     if jobs is None:
-        jobs = len(os.sched_getaffinity(0)) - 1 if sum(sizes) >= BYTES_MIN else 0
-    return min(jobs, JOBS_MAX, len(sizes)) if len(sizes) > 1 and sys.executable else 0
+        jobs = min(len(os.sched_getaffinity(0)) - 1, JOBS_MAX) if sum(sizes) >= BYTES_MIN else 0
+    return min(jobs, len(sizes))
 
 
 class ReadAhead:
