@@ -1,7 +1,8 @@
 """The process that reads files ahead of an import: ``python -m reconciler.entrypoints.reading_worker FOLDER``.
 
 Wishes come as lines of JSON on standard input; what was read is left in the folder, and told by its number on standard
-output: ``1 read``, or ``1 refused`` for what the import has to look at itself. Ends with its input.
+output: ``1 read``, or ``1 refused`` for what the import has to look at itself. What the import has begun to read itself
+is passed over. Ends with its input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from reconciler.entrypoints.process import prepare_process
 from reconciler.importers.files import opened
 from reconciler.service.file_reading import Wish, read_wished
-from reconciler.service.read_ahead import leave, spool_path
+from reconciler.service.read_ahead import claims, leave, spool_path
 from reconciler.service.spool import Spool
 
 
@@ -27,15 +28,17 @@ def main() -> int:
     folder = Path(sys.argv[1])
     for line in sys.stdin.buffer:
         asked = json.loads(line)
+        number, name = asked["number"], os.fsdecode(bytes.fromhex(asked["name"]))
+        if not claims(folder, number):
+            continue
         told = "read"
         try:
-            number, name = asked["number"], os.fsdecode(bytes.fromhex(asked["name"]))
             with opened(name) as file, Spool(spool_path(folder, number)) as spool:
                 leave(folder, number, read_wished(file, Wish(**asked["wish"]), spool), spool)
         except Exception:  # noqa: BLE001  (who imports reads it too, and says what is wrong)
             told = "refused"
         try:
-            os.write(1, f"{asked['number']} {told}\n".encode())
+            os.write(1, f"{number} {told}\n".encode())
         except OSError:
             return 0
     return 0

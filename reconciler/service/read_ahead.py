@@ -1,8 +1,9 @@
 """Files read in processes of their own, a few ahead of the import that writes them one after the other.
 
 Reading a file takes about as long as writing it, and an interpreter does both on one processor. What is read here is
-what the import would have read itself, in the order in which it will ask; where it can't be had (the file is refused,
-a process died), the import reads the file itself and finds what is wrong with it. So nothing here decides or fails.
+what the import would have read itself, in the order in which it will ask; where it can't be had (nobody has begun it,
+the file is refused, a process died), the import reads the file itself and finds what is wrong with it. So nothing here
+decides or fails.
 
 A process is this program's own (`entrypoints.reading_worker`), not a copy of whoever calls: it gets wishes as lines of
 JSON, and leaves what it read in a private folder. It ends with the pipe.
@@ -86,9 +87,12 @@ class ReadAhead:
         asked = self._asked.pop(name, None)
         if asked is None:
             return None
+        folder = Path(self._folder.name)
+        if asked.worker.is_alive and claims(folder, asked.number):
+            # Nobody has begun it: it is read here sooner than it would be there.
+            return None
         is_read = asked.worker.wait_for(asked.number)
         self._ask()
-        folder = Path(self._folder.name)
         if is_read and asked.wish == wish:
             return _read_back(folder, asked.number)
         _discard(folder, asked.number)
@@ -97,9 +101,10 @@ class ReadAhead:
     def passed(self, name: str) -> None:
         """Let go of a file that the import doesn't ask for."""
         asked = self._asked.pop(name, None)
-        if asked is not None:
+        folder = Path(self._folder.name)
+        if asked is not None and not claims(folder, asked.number):
             asked.worker.wait_for(asked.number)
-            _discard(Path(self._folder.name), asked.number)
+            _discard(folder, asked.number)
 
     def _ask(self) -> None:
         """Keep every process busy."""
@@ -182,6 +187,15 @@ _ENTRY: Final = attrgetter(*(item.name for item in fields(SessionEntry)))
 _BESIDE: Final = attrgetter("lines", "write_ahead", "written_at")
 _WHOLE: Final = attrgetter(*(item.name for item in fields(ImportedSession)))
 _FOUND: Final = attrgetter(*(item.name for item in fields(ImportResult)))
+
+
+def claims(folder: Path, number: int) -> bool:
+    """Return whether the caller is the first who takes a file; then it is the caller's to be read."""
+    try:
+        os.close(os.open(folder / f"{number}.taken", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
 
 
 def spool_path(folder: Path, number: int) -> Path:

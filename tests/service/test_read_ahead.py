@@ -36,6 +36,11 @@ def _small_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "FILE_BYTES_MIN", 1)
 
 
+@pytest.fixture(autouse=True)
+def _left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "claims", lambda *_: False)
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Give what was asked of those that read ahead, and whether they had it."""
@@ -200,6 +205,21 @@ def test_a_package_in_the_folder_at_hand_is_not_run(tmp_path: Path, monkeypatch:
     worker._process.wait(30)
     worker._told.close()
     assert not (tmp_path / "was-run").exists()
+
+
+def test_what_nobody_has_begun_is_read_by_who_asks(
+    two: tuple[Engine, Engine], folder: Path, monkeypatch: pytest.MonkeyPatch, taken: list[tuple[str, bool]]
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(ingest, "FILE_BYTES_MIN", 1)
+    one, other = two
+    assert run(one, folder, 0) == run(other, folder, 1)
+    assert dump(one) == dump(other)
+
+
+def test_a_file_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert [True, False, True] == [read_ahead.claims(tmp_path, number) for number in (1, 1, 2)]
 
 
 def test_processes_are_begun_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
