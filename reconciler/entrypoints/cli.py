@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,6 +14,7 @@ import click
 from reconciler import __version__
 from reconciler.entrypoints.commands import terminal
 from reconciler.entrypoints.commands.verbs import Globals, global_options, globals_of, make_command, usage_exit
+from reconciler.entrypoints.process import prepare_process
 from reconciler.ops.exits import EXIT_ERROR, EXIT_USAGE
 from reconciler.ops.registry import REGISTRY
 
@@ -193,14 +193,6 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) 
     if value and not ctx.resilient_parsing:
         terminal.write_out(f"reconciler {__version__}")
         ctx.exit(0)
-
-
-def prepare_process() -> None:
-    """Let the collector of cycles look seldom: what a pass holds for a batch, or a start imports, has none to find.
-
-    It took a sixth of a pass's own time. What is dropped is freed at once as ever.
-    """
-    gc.set_threshold(50_000, 20, 20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -127,6 +127,15 @@ def is_sqlite(path: str) -> bool:
     return path != STDIN and head(path, len(_SQLITE_HEAD)) == _SQLITE_HEAD
 
 
+def regular_size(path: str) -> int | None:
+    """Return the bytes of a regular file; None of anything else."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
 def head(path: str, size: int) -> bytes:
     """Return the first bytes of a regular file; none of anything else."""
     try:

@@ -83,6 +83,13 @@ _WORK: Final = (
             Parameter(
                 "force", Kind.BOOLEAN, "--own even though the source was written to a short while ago", default=False
             ),
+            Parameter(
+                "jobs",
+                Kind.INTEGER,
+                "how many other processes read files ahead (default: as many as pay; 0: none)",
+                minimum=0,
+                maximum=64,
+            ),
         ),
         acts=True,
         database=Database.CREATE,

@@ -31,6 +31,7 @@ def import_files(asked: Asked) -> Reply:
         force=asked["force"],
         dry_run=asked.dry_run,
         quiet_s=asked.desk.limits.quiet_s,
+        jobs=asked["jobs"],
         **({} if asked["format"] is None else {"format": asked["format"]}),
     )
     noted = Noted(asked)

@@ -7,16 +7,24 @@ nothing new writes nothing. A crash at any point is mended by importing again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, BinaryIO, Final
 
 from sqlalchemy.engine import Engine
 
-from reconciler.errors import ReconcilerError, SourceConflict, SourceNotQuiet, SourceOwned, StoreFault
-from reconciler.importers.base import NullSink, PayloadSink
+from reconciler.core.checks import shown
+from reconciler.errors import (
+    ReconcilerError,
+    SourceConflict,
+    SourceNotQuiet,
+    SourceOwned,
+    SourceUnreadable,
+    StoreFault,
+)
 from reconciler.importers.detect import AUTO, Detection, check_format, detect
-from reconciler.importers.files import STDIN, SessionFile, opened, session_files
+from reconciler.importers.files import STDIN, SessionFile, opened, regular_size, session_files
+from reconciler.service.file_reading import Wish, read_wished, stream_digest
 from reconciler.service.first_write import FirstWrite
 from reconciler.service.foreign import ForeignSession, is_database, opened_database
 from reconciler.service.inspect_files import (
@@ -25,9 +33,9 @@ from reconciler.service.inspect_files import (
     file_payloads,
     is_bystander,
     leads_out,
-    read_file,
     unreadable_payload,
 )
+from reconciler.service.read_ahead import FILE_BYTES_MIN, ReadAhead, jobs_for
 from reconciler.service.session_import import (
     OWNED_HINT,
     Imported,
@@ -46,8 +54,6 @@ from reconciler.store.engine import read
 __all__ = ["DEFAULT_OPTIONS", "Imported", "IngestOptions", "import_paths"]
 
 DEFAULT_OPTIONS: Final = IngestOptions()
-
-_READ_BYTES: Final = 1024 * 1024
 
 
 def import_paths(
@@ -79,25 +85,29 @@ def import_paths(
     owning: list[Owning] = []
     shared = Shared(first=first or FirstWrite())
     contradicted: set[str] = set()
-    for name in names:
-        try:
-            if is_database(name, options.format):
-                listed, failures = _import_database(engine, name, options, progress, total, owning, shared)
-                failed += failures
-            else:
-                with opened(name, stdin) as file:
-                    listed = _import_file(engine, file, options, progress, total, owning, shared)
-        except ReconcilerError as error:
-            if is_bystander(name, named, error):
+    with ExitStack() as stack:
+        ahead = _ahead(engine, names, options, stack)
+        for name in names:
+            try:
+                if is_database(name, options.format):
+                    listed, failures = _import_database(engine, name, options, progress, total, owning, shared)
+                    failed += failures
+                else:
+                    with opened(name, stdin) as file:
+                        listed = _import_file(engine, file, options, progress, total, owning, shared, ahead)
+            except ReconcilerError as error:
+                if ahead is not None:
+                    ahead.passed(name)
+                if is_bystander(name, named, error):
+                    continue
+                if (len(names) == 1 and not refused) or isinstance(error, StoreFault):
+                    raise
+                failed += 1
+                files.append(unreadable_payload(name, error))
+                if isinstance(error, SourceConflict) and isinstance(error.detail, Mapping):
+                    contradicted.add(error.detail["session_id"])
                 continue
-            if (len(names) == 1 and not refused) or isinstance(error, StoreFault):
-                raise
-            failed += 1
-            files.append(unreadable_payload(name, error))
-            if isinstance(error, SourceConflict) and isinstance(error.detail, Mapping):
-                contradicted.add(error.detail["session_id"])
-            continue
-        files.extend(listed)
+            files.extend(listed)
     for name, reason in _own(engine, owning, contradicted, total, shared.first, dry_run=options.dry_run):
         if len(names) == 1 and not refused and len(owning) == 1:
             raise reason
@@ -226,6 +236,65 @@ def _with_counts(payloads: Iterable[dict[str, Any]], done: list[Imported]) -> It
         yield payload
 
 
+def _ahead(engine: Engine, names: Sequence[str], options: IngestOptions, stack: ExitStack) -> ReadAhead | None:
+    """Begin to read files in other processes, where there is enough to be read."""
+    sizes = {name: size for name in names if (size := regular_size(name) or 0) >= FILE_BYTES_MIN}
+    jobs = jobs_for(list(sizes.values()), options.jobs)
+    if not jobs:
+        return None
+
+    def wish(name: str) -> Wish | None:
+        if is_database(name, options.format):
+            return None
+        try:
+            with opened(name) as file:
+                return _wish(engine, file, options)[0]
+        except ReconcilerError:
+            # Whoever imports it meets the same.
+            return None
+
+    return stack.enter_context(ReadAhead(list(sizes), wish, jobs))
+
+
+def _wish(engine: Engine, file: SessionFile, options: IngestOptions) -> tuple[Wish, str, stored.SourceRow | None]:
+    """Return how a file is to be read, its locator, and what is known of it as a source.
+
+    Raises:
+        UnknownFormat: it is in none.
+        SourceUnreadable: its path can't be stored.
+    """
+    detection = detect(file.stream, file.name) if options.format == AUTO else Detection(options.format, "as named")
+    locator = file.locator
+    if locator == STDIN:
+        # A pipe has no name: its content is its place.
+        locator = f"-:{stream_digest(file.stream)}"
+    if not _is_storable(locator):
+        raise SourceUnreadable(
+            f"cannot import {shown(file.name)}: its path is no UTF-8, and a source is known by its path",
+            hint="give it another name, or import it through a pipe: `reconciler import - < FILE`",
+        )
+    with read(engine) as conn:
+        source = stored.source_row(conn, locator, detection.format)
+    digest = source.content_digest if source is not None and not source.is_importing else None
+    wish = Wish(
+        detection.format,
+        detection.reason,
+        prefix_bytes=source.bytes_read if source is not None else None,
+        digest=digest,
+        is_owned=source is not None and source.owned_at is not None,
+        all_prompts=options.all_prompts,
+    )
+    return wish, locator, source
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _import_file(
     engine: Engine,
     file: SessionFile,
@@ -234,31 +303,21 @@ def _import_file(
     total: Imported,
     owning: list[Owning],
     shared: Shared,
+    ahead: ReadAhead | None,
 ) -> list[dict[str, Any]]:
-    detection = detect(file.stream, file.name) if options.format == AUTO else Detection(options.format, "as named")
-    locator = file.locator
-    if locator == STDIN:
-        # A pipe has no name: its content is its place.
-        locator = f"-:{_digest(file.stream)}"
-    with read(engine) as conn:
-        source = stored.source_row(conn, locator, detection.format)
-    is_owned = source is not None and source.owned_at is not None
-    if not is_owned:
+    wish, locator, source = _wish(engine, file, options)
+    if not wish.is_owned:
         _may_import(file, options)
-    same = source is not None and not source.is_importing and source.content_digest == _digest(file.stream)
-    why = "owned" if is_owned else "same" if same and not options.all_prompts else None
-    with Spool() as spool:
-        # An unchanged file is read for its verdicts alone; where a row may be wanted, its payload is too.
-        sink: PayloadSink = spool if why is None or not same else NullSink()
-        result, detection = read_file(
-            file,
-            format=detection.format,
-            sink=sink,
-            progress=progress,
-            prefix_bytes=source.bytes_read if source is not None else None,
-            reason=detection.reason,
-        )
-        if is_owned and not same and source is not None and source.content_digest != result.digest:
+    with ExitStack() as stack:
+        done_before = ahead.taken(file.name, wish) if ahead is not None else None
+        if done_before is not None:
+            found, spool = done_before[0], stack.enter_context(done_before[1])
+        else:
+            spool = stack.enter_context(Spool())
+            found = read_wished(file, wish, spool, progress)
+        result = found.result
+        why = "owned" if wish.is_owned else "same" if found.is_same and not options.all_prompts else None
+        if wish.is_owned and not found.is_same and source is not None and source.content_digest != result.digest:
             # A last line that was cut off is in the file's digest, and no part of what was read.
             raise _owned_and_changed(file, source)
         done: list[Imported] = []
@@ -269,14 +328,5 @@ def _import_file(
                 owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)
-    payloads = file_payloads(file.name, result, detection, all_prompts=options.all_prompts, progress=progress)
+    payloads = file_payloads(file.name, result, found.detection, all_prompts=options.all_prompts, progress=progress)
     return list(_with_counts(payloads, done))
-
-
-def _digest(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    stream.seek(0)
-    while data := stream.read(_READ_BYTES):
-        digest.update(data)
-    stream.seek(0)
-    return digest.hexdigest()

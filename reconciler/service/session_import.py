@@ -67,7 +67,10 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """How files are imported. ``quiet_s``: how long a source has to be quiet before it may be owned, in seconds."""
+    """How files are imported. ``quiet_s``: how long a source has to be quiet before it may be owned, in seconds.
+
+    ``jobs``: how many other processes read files ahead of the one that writes; None: as many as pay, 0: none.
+    """
 
     format: str = AUTO
     all_prompts: bool = False
@@ -75,6 +78,7 @@ class IngestOptions:
     force: bool = False
     dry_run: bool = False
     quiet_s: float = DEFAULT_LIMITS.quiet_s
+    jobs: int | None = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import BinaryIO, Final
 
 from reconciler.errors import SourceUnreadable
 
@@ -18,18 +19,44 @@ from reconciler.errors import SourceUnreadable
 _BUFFER_BYTES: Final = 256 * 1024
 
 
+# Which lines are kept, and where each ends.
+Places = tuple["array[int]", "array[int]"]
+
+
 class Spool:
-    """Keeps the payloads of a file in a temporary file until their entries are known."""
+    """Keeps the payloads of a file in a temporary file until their entries are known.
+
+    *path* names that file, for another process that goes on with it (`at`); else it has no name.
+    """
 
     wants_payloads = True
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed by __exit__)
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: BinaryIO
+        if path is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed by __exit__)
+        else:
+            self._file = path.open("xb+", buffering=0)
         self._lines = array("Q")
         self._ends = array("Q")
         self._end = 0
         self._waiting: list[str] = []
         self._waiting_bytes = 0
+
+    @classmethod
+    def at(cls, path: Path, places: Places) -> Spool:
+        """Return what another process kept: its file, opened, and its `places`."""
+        spool = cls.__new__(cls)
+        spool._file = path.open("rb", buffering=0)
+        spool._lines, spool._ends = places
+        spool._end = spool._ends[-1] if spool._ends else 0
+        spool._waiting, spool._waiting_bytes = [], 0
+        return spool
+
+    def places(self) -> Places:
+        """Return what `at` needs beside the file, once all is in it."""
+        self._flush()
+        return self._lines, self._ends
 
     def __enter__(self) -> Spool:
         return self

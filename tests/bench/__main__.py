@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from reconciler.entrypoints.cli import prepare_process
+from reconciler.entrypoints.process import prepare_process
 from tests.bench.databases import databases
 from tests.bench.measures import MEASURES
 from tests.bench.measuring import ROOT, SCALES, Bench, machine, moment

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reconciler.core.model import DEFAULT_LIMITS
-from reconciler.entrypoints.cli import prepare_process
+from reconciler.entrypoints.process import prepare_process
 from reconciler.service.gather import gather
 from reconciler.service.reconcile import reconcile_once
 from reconciler.store.around import read_around

@@ -589,6 +589,14 @@ def test_sessions_are_counted_once_however_many_files_hold_them(engine: Engine, 
     assert (0, 0, 2) == tuple(again["imported"][name] for name in ("sessions", "files", "files_unchanged"))
 
 
+def test_a_path_that_cannot_be_stored_is_told(engine: Engine, tmp_path: Path) -> None:
+    path = write(tmp_path / "\udcff.jsonl", Pi().user("u1").lines)
+    with pytest.raises(SourceUnreadable, match="its path is no UTF-8") as told:
+        run(engine, path)
+    assert "-" in str(told.value.hint)
+    assert {} == dump(engine)
+
+
 def test_a_folder_for_temporary_files_without_room_is_told(engine: Engine, pi: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Spool() as spool:
@@ -847,7 +855,7 @@ def test_a_second_settlement_entry_of_a_source_is_kept_as_custom(
         )
         return replace(result, sessions=(replace(session, entries=entries),)), detection
 
-    monkeypatch.setattr("reconciler.service.ingest.read_file", read_file)
+    monkeypatch.setattr("reconciler.service.file_reading.read_file", read_file)
     run(engine, pi)
     assert {"a1": "submission_settled", "a2": "custom"} == {
         row.id: row.kind for row in rows(engine, schema.entries) if row.id in ("a1", "a2")
