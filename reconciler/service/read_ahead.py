@@ -130,6 +130,8 @@ class _Worker:
         )
         self._wishes = cast("IO[bytes]", self._process.stdin)
         self._told = cast("IO[bytes]", self._process.stdout)
+        self._poll = select.poll()
+        self._poll.register(self._told, select.POLLIN)
         self._done: dict[int, bool] = {}
         self._rest = b""
         self.is_alive = True
@@ -148,7 +150,8 @@ class _Worker:
         until = time.monotonic() + _WAIT_S
         while number not in self._done and self.is_alive:
             left = until - time.monotonic()
-            if left <= 0 or not select.select([self._told], [], [], left)[0]:
+            # Not select(): it takes no descriptor from 1024 on.
+            if left <= 0 or not self._poll.poll(left * 1000):
                 self.is_alive = False
                 break
             data = os.read(self._told.fileno(), _PIECE)
@@ -156,7 +159,8 @@ class _Worker:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 told, _, how = line.partition(b" ")
-                self._done[int(told)] = how == b"read"
+                if told.isdigit():
+                    self._done[int(told)] = how == b"read"
         return self._done.pop(number, False)
 
     def end(self) -> None:

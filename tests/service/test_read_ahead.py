@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
 
+from reconciler.importers.files import opened
 from reconciler.service import ingest, read_ahead
+from reconciler.service.file_reading import Wish, read_wished
 from reconciler.service.ingest import IngestOptions, import_paths
 from reconciler.service.read_ahead import BYTES_MIN, JOBS_MAX, ReadAhead, jobs_for
+from reconciler.service.spool import Spool
 from tests.service.test_ingest import dump, old
 from tests.support.session_files import Claude, Pi, as_bytes, write
 
@@ -77,6 +82,15 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@contextmanager
+def closing_worker(folder: Path) -> Iterator[read_ahead._Worker]:
+    worker = read_ahead._Worker(str(folder))
+    try:
+        yield worker
+    finally:
+        worker.end()
+
+
 def stored(engine: Engine) -> dict[str, list[dict[str, Any]]]:
     """Return all rows, without what a clock wrote."""
     found = dump(engine)
@@ -130,6 +144,21 @@ def test_a_process_that_dies_is_missed_by_nobody(
     assert run(one, folder, 0) == run(other, folder, 1)
     assert dump(one) == dump(other)
     assert 3 <= sum(had for _, had in taken) < len(list(folder.iterdir())) - 2
+
+
+def test_a_program_with_many_open_files_waits_for_them_too(tmp_path: Path, folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this process may have {hard} open files, not 1200")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.dup(0))
+        worker = stack.enter_context(closing_worker(tmp_path))
+        wish = Wish("pi", "said so", None, None, is_owned=False, all_prompts=True)
+        assert worker.ask(1, str(folder / "pi-answered.jsonl"), wish)
+        assert worker.wait_for(1)
 
 
 def test_where_no_process_can_be_had_all_is_read_here(
@@ -234,10 +263,6 @@ def test_processes_are_begun_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_goes_between_processes_says_the_same_again(tmp_path: Path, folder: Path) -> None:
-    from reconciler.importers.files import opened
-    from reconciler.service.file_reading import Wish, read_wished
-    from reconciler.service.spool import Spool
-
     number = 0
     for path in sorted(folder.iterdir()):
         if path.name in ("empty.jsonl", "unknown.jsonl"):
