@@ -17,6 +17,8 @@ from reconciler.errors import SourceUnreadable
 
 # Written in pieces of this size: most payloads are far smaller.
 _BUFFER_BYTES: Final = 256 * 1024
+# Entries are mostly asked for in the order of their lines, so one reading serves many.
+_AHEAD_BYTES: Final = 256 * 1024
 
 
 # Which lines are kept, and where each ends.
@@ -42,6 +44,9 @@ class Spool:
         self._end = 0
         self._waiting: list[str] = []
         self._waiting_bytes = 0
+        # What was read last, and where it begins in the file.
+        self._read = b""
+        self._read_at = 0
 
     @classmethod
     def at(cls, path: Path, places: Places) -> Spool:
@@ -51,6 +56,7 @@ class Spool:
         spool._lines, spool._ends = places
         spool._end = spool._ends[-1] if spool._ends else 0
         spool._waiting, spool._waiting_bytes = [], 0
+        spool._read, spool._read_at = b"", 0
         return spool
 
     def places(self) -> Places:
@@ -84,6 +90,8 @@ class Spool:
         self._lines = array("Q")
         self._ends = array("Q")
         self._end = 0
+        self._read = b""
+        self._read_at = 0
 
     def text(self, lines: Sequence[int]) -> str:
         """Return the payload of an entry that was made of *lines*: an array where there are several."""
@@ -93,6 +101,9 @@ class Spool:
 
     def size(self, lines: Sequence[int]) -> int:
         """Return how many bytes `text` gives, about."""
+        if len(lines) == 1:
+            start, end = self._place(lines[0])
+            return end - start
         return sum(end - start for start, end in map(self._place, lines))
 
     def _line(self, line: int) -> str:
@@ -100,7 +111,14 @@ class Spool:
         if self._waiting:
             self._flush()
         # By its place: entries need not be in the order of their lines.
-        return os.pread(self._file.fileno(), end - start, start).decode("ascii")
+        at = start - self._read_at
+        if at < 0 or end - self._read_at > len(self._read):
+            size = end - start
+            if size >= _AHEAD_BYTES:
+                return os.pread(self._file.fileno(), size, start).decode("ascii")
+            self._read = os.pread(self._file.fileno(), _AHEAD_BYTES, start)
+            self._read_at, at = start, 0
+        return self._read[at : at + end - start].decode("ascii")
 
     def _flush(self) -> None:
         rest = memoryview("".join(self._waiting).encode("ascii"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -587,6 +588,22 @@ def test_sessions_are_counted_once_however_many_files_hold_them(engine: Engine, 
     assert (1, 2, 0) == tuple(payload["imported"][name] for name in ("sessions", "files", "files_unchanged"))
     again = run(engine, tmp_path / "a-backup-before")
     assert (0, 0, 2) == tuple(again["imported"][name] for name in ("sessions", "files", "files_unchanged"))
+
+
+def test_payloads_are_given_in_any_order_beside_what_comes_in() -> None:
+    choice = random.Random(1)
+    texts = {line: json.dumps("x" * choice.choice((1, 50, 3_000, 300_000))) for line in range(1, 200)}
+    with Spool() as spool:
+        for line, text in texts.items():
+            spool.payload(line, text)
+            asked = choice.sample(range(1, line + 1), min(line, 3))
+            assert [texts[at] for at in asked] == [spool.text((at,)) for at in asked]
+        assert [texts[at] for at in sorted(texts)] == [spool.text((at,)) for at in sorted(texts)]
+        assert f"[{texts[7]},{texts[3]}]" == spool.text((7, 3))
+        assert [len(texts[at]) for at in texts] == [spool.size((at,)) for at in texts]
+        spool.restart()
+        spool.payload(1, '"another"')
+        assert '"another"' == spool.text((1,))
 
 
 def test_a_path_that_cannot_be_stored_is_told(engine: Engine, tmp_path: Path) -> None:
