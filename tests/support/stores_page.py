@@ -26,8 +26,9 @@ reconciler watch SOURCE     # the same, again whenever something changes
 _SOURCE = """\
 A source is a file, a folder, an SQLite database, or a `postgresql://` URL. The format is found by what only its program
 writes, and the answer says what gave it away (`format_reason`); `--format NAME` decides it by hand. A folder means the
-`.jsonl` files below it, SQLite databases of a known format, and exports; links that lead out of it are refused by name. Where there is much to import, files are read ahead by processes of their own while one process writes
-(`--jobs`): the result is the same, in the same order.
+`.jsonl` files below it, SQLite databases of a known format, and exports; links that lead out of it are refused by name.
+Where there is much to import, files are read ahead by processes of their own while one process writes (`--jobs`): the
+result is the same, in the same order.
 
 A database in use is never locked and never written to: an SQLite file is read beside its program through the
 write-ahead log, or as it stands and again if it changed; what a crash left half-done is copied aside and read there. On
