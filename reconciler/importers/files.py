@@ -49,6 +49,13 @@ class SessionFile:
     stream: BinaryIO
     size: int
 
+    def state(self) -> str:
+        """Return what differs once the file is replaced or written to; nothing of a pipe, which was copied aside."""
+        if self.stem is None:
+            return ""
+        status = os.fstat(self.stream.fileno())
+        return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
     def age_s(self) -> float:
         """Return how long ago the file was last written to, in seconds; 0 for a pipe, whose writer isn't known."""
         if self.stem is None:

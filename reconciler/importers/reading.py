@@ -138,7 +138,7 @@ def decode_plain(data: bytes) -> Any:
         NoFastAnswer: ask `decode_line`.
     """
     value = decoded(data)
-    # What is left are the brackets that open: twice as fast as counting them.
+    # What is left are the brackets that open: faster than counting each kind.
     if len(data) > JSON_DEPTH_MAX and len(data.translate(None, _NO_OPENING)) > JSON_DEPTH_MAX and too_deep(value):
         raise NoFastAnswer("it is nested too deep")
     return value

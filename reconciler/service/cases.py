@@ -94,7 +94,6 @@ class Template:
     order: tuple[int, ...]
     parent_place: int | None
     answer_place: int | None
-    requeues: bool = False
     delay: tuple[BackoffKind, int, Limits] | None = None
 
     def fill(
@@ -106,9 +105,9 @@ class Template:
         encoded = [encode_basestring_ascii(ids[place]) for place in self.places]
         text = self.text % tuple([encoded[place] for place in self.order])
         payload, evidence, inspection, plan = text.split(_BETWEEN)
-        added = 0 if self.requeues else 1
+        added = int(self.kind.settles)
         not_before = None
-        if self.requeues:
+        if not self.kind.settles:
             delay = self.delay
             not_before = now if delay is None else after(now, backoff(*delay, jitter=jitter()))
         return DecisionRow(
@@ -181,7 +180,6 @@ def template_of(
         tuple([used.index(place) for place in found]),
         None if settlement is None else named.places[settlement.parent_entry_id or ""],
         None if settlement is None or settlement.answer_entry_id is None else named.places[settlement.answer_entry_id],
-        decision.action is DecisionAction.REQUEUE,
         delay,
     )
 

@@ -24,7 +24,7 @@ from reconciler.errors import (
 )
 from reconciler.importers.detect import AUTO, Detection, check_format, detect
 from reconciler.importers.files import STDIN, SessionFile, opened, regular_size, session_files
-from reconciler.service.file_reading import Wish, read_wished, stream_digest
+from reconciler.service.file_reading import ReadRequest, read_requested, stream_digest
 from reconciler.service.first_write import FirstWrite
 from reconciler.service.foreign import ForeignSession, is_database, opened_database
 from reconciler.service.inspect_files import (
@@ -85,8 +85,7 @@ def import_paths(
     owning: list[Owning] = []
     shared = Shared(first=first or FirstWrite())
     contradicted: set[str] = set()
-    with ExitStack() as stack:
-        ahead = _ahead(engine, names, options, stack)
+    with _ahead(engine, names, options) as ahead:
         for name in names:
             try:
                 if is_database(name, options.format):
@@ -96,8 +95,7 @@ def import_paths(
                     with opened(name, stdin) as file:
                         listed = _import_file(engine, file, options, progress, total, owning, shared, ahead)
             except ReconcilerError as error:
-                if ahead is not None:
-                    ahead.passed(name)
+                ahead.passed(name)
                 if is_bystander(name, named, error):
                     continue
                 if (len(names) == 1 and not refused) or isinstance(error, StoreFault):
@@ -236,27 +234,26 @@ def _with_counts(payloads: Iterable[dict[str, Any]], done: list[Imported]) -> It
         yield payload
 
 
-def _ahead(engine: Engine, names: Sequence[str], options: IngestOptions, stack: ExitStack) -> ReadAhead | None:
+def _ahead(engine: Engine, names: Sequence[str], options: IngestOptions) -> ReadAhead:
     """Begin to read files in other processes, where there is enough to be read."""
     sizes = {name: size for name in names if (size := regular_size(name) or 0) >= FILE_BYTES_MIN}
-    jobs = jobs_for(list(sizes.values()), options.jobs)
-    if not jobs:
-        return None
 
-    def wish(name: str) -> Wish | None:
+    def request(name: str) -> ReadRequest | None:
         if is_database(name, options.format):
             return None
         try:
             with opened(name) as file:
-                return _wish(engine, file, options)[0]
+                return _read_request(engine, file, options)[0]
         except ReconcilerError:
             # Whoever imports it meets the same.
             return None
 
-    return stack.enter_context(ReadAhead(list(sizes), wish, jobs))
+    return ReadAhead(list(sizes), request, jobs_for(list(sizes.values()), options.jobs))
 
 
-def _wish(engine: Engine, file: SessionFile, options: IngestOptions) -> tuple[Wish, str, stored.SourceRow | None]:
+def _read_request(
+    engine: Engine, file: SessionFile, options: IngestOptions
+) -> tuple[ReadRequest, str, stored.SourceRow | None]:
     """Return how a file is to be read, its locator, and what is known of it as a source.
 
     Raises:
@@ -276,15 +273,16 @@ def _wish(engine: Engine, file: SessionFile, options: IngestOptions) -> tuple[Wi
     with read(engine) as conn:
         source = stored.source_row(conn, locator, detection.format)
     digest = source.content_digest if source is not None and not source.is_importing else None
-    wish = Wish(
+    request = ReadRequest(
         detection.format,
         detection.reason,
         prefix_bytes=source.bytes_read if source is not None else None,
         digest=digest,
         is_owned=source is not None and source.owned_at is not None,
         all_prompts=options.all_prompts,
+        state=file.state(),
     )
-    return wish, locator, source
+    return request, locator, source
 
 
 def _is_storable(text: str) -> bool:
@@ -303,21 +301,18 @@ def _import_file(
     total: Imported,
     owning: list[Owning],
     shared: Shared,
-    ahead: ReadAhead | None,
+    ahead: ReadAhead,
 ) -> list[dict[str, Any]]:
-    wish, locator, source = _wish(engine, file, options)
-    if not wish.is_owned:
+    request, locator, source = _read_request(engine, file, options)
+    if not request.is_owned:
         _may_import(file, options)
     with ExitStack() as stack:
-        done_before = ahead.taken(file.name, wish) if ahead is not None else None
-        if done_before is not None:
-            found, spool = done_before[0], stack.enter_context(done_before[1])
-        else:
-            spool = stack.enter_context(Spool())
-            found = read_wished(file, wish, spool, progress)
+        taken = ahead.taken(file.name, request)
+        spool = stack.enter_context(Spool() if taken is None else taken[1])
+        found = read_requested(file, request, spool, progress) if taken is None else taken[0]
         result = found.result
-        why = "owned" if wish.is_owned else "same" if found.is_same and not options.all_prompts else None
-        if wish.is_owned and not found.is_same and source is not None and source.content_digest != result.digest:
+        why = "owned" if request.is_owned else "same" if found.is_same and not options.all_prompts else None
+        if request.is_owned and not found.is_same and source is not None and source.content_digest != result.digest:
             # A last line that was cut off is in the file's digest, and no part of what was read.
             raise _owned_and_changed(file, source)
         done: list[Imported] = []
@@ -328,5 +323,5 @@ def _import_file(
                 owning.append(work.claims(imported))
             total.add(imported)
             done.append(imported)
-    payloads = file_payloads(file.name, result, found.detection, all_prompts=options.all_prompts, progress=progress)
+    payloads = file_payloads(file.name, result, request.detection, all_prompts=options.all_prompts, progress=progress)
     return list(_with_counts(payloads, done))

@@ -5,8 +5,9 @@ what the import would have read itself, in the order in which it will ask; where
 the file is refused, a process died), the import reads the file itself and finds what is wrong with it. So nothing here
 decides or fails.
 
-A process is this program's own (`entrypoints.reading_worker`), not a copy of whoever calls: it gets wishes as lines of
-JSON, and leaves what it read in a private folder. It ends with the pipe.
+A process is this program's own (`entrypoints.reading_worker`), not a copy of whoever calls: it gets requests as lines
+of JSON, and leaves what it read in a private folder. It ends with the pipe, and where nobody is left to do it, it
+removes the folder.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from typing import IO, Any, Final, cast
 
 from reconciler.core.model import SessionEntry
 from reconciler.importers.base import ImportedEntry, ImportedSession, ImportResult
-from reconciler.importers.detect import Detection
-from reconciler.service.file_reading import FileRead, Wish
+from reconciler.service.file_reading import FileRead, ReadRequest
 from reconciler.service.spool import Spool
 
 # Begun by themselves: one process writes what all of them read.
@@ -60,75 +60,75 @@ def jobs_for(sizes: Sequence[int], jobs: int | None) -> int:
 
 
 class ReadAhead:
-    """Reads *names* in *jobs* processes; *wish* says how, or None for what the import reads itself."""
+    """Reads *names* in *jobs* processes; *request* says how, or None for what the import reads itself."""
 
-    def __init__(self, names: Sequence[str], wish: Callable[[str], Wish | None], jobs: int) -> None:
+    def __init__(self, names: Sequence[str], request: Callable[[str], ReadRequest | None], jobs: int) -> None:
         self._names = deque(names)
-        self._wish = wish
-        self._folder = tempfile.TemporaryDirectory(prefix="reconciler-import-", ignore_cleanup_errors=True)
-        self._workers: list[_Worker] = []
-        # Where no process can be had, all is read by who asks.
-        with contextlib.suppress(OSError):
-            self._workers += (_Worker(self._folder.name) for _ in range(jobs))
+        self._request = request
         self._asked: dict[str, _Asked] = {}
         self._number = 0
+        self._workers: list[_Worker] = []
+        self._stack = contextlib.ExitStack()
+        # Where no folder or no process can be had, all is read by who asks.
+        with contextlib.suppress(OSError):
+            for _ in range(jobs):
+                if not self._workers:
+                    made = tempfile.TemporaryDirectory(prefix="reconciler-import-", ignore_cleanup_errors=True)
+                    self._folder = Path(self._stack.enter_context(made))
+                worker = _Worker(self._folder)
+                self._stack.callback(worker.end)
+                self._workers.append(worker)
 
     def __enter__(self) -> ReadAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.end()
-        self._folder.cleanup()
+        self._stack.close()
 
-    def taken(self, name: str, wish: Wish) -> tuple[FileRead, Spool] | None:
-        """Return what *name* holds, read as *wish* says; None where it was not read, or otherwise."""
+    def taken(self, name: str, request: ReadRequest) -> tuple[FileRead, Spool] | None:
+        """Return what *name* holds, read as *request* says; None where it was not read, or otherwise."""
         self._ask()
         asked = self._asked.pop(name, None)
-        if asked is None:
-            return None
-        folder = Path(self._folder.name)
-        if asked.worker.is_alive and claims(folder, asked.number):
-            # Nobody has begun it: it is read here sooner than it would be there.
+        # What nobody has begun is read here sooner than it would be there.
+        if asked is None or is_first(self._folder, asked.number):
             return None
         is_read = asked.worker.wait_for(asked.number)
         self._ask()
-        if is_read and asked.wish == wish:
-            return _read_back(folder, asked.number)
-        _discard(folder, asked.number)
+        if is_read and asked.request == request:
+            return _read_back(self._folder, asked.number)
+        _discard(self._folder, asked.number)
         return None
 
     def passed(self, name: str) -> None:
         """Let go of a file that the import doesn't ask for."""
         asked = self._asked.pop(name, None)
-        folder = Path(self._folder.name)
-        if asked is not None and not claims(folder, asked.number):
+        if asked is not None and not is_first(self._folder, asked.number):
             asked.worker.wait_for(asked.number)
-            _discard(folder, asked.number)
+            _discard(self._folder, asked.number)
 
     def _ask(self) -> None:
         """Keep every process busy."""
         for worker in self._workers:
             while worker.is_alive and self._names and sum(a.worker is worker for a in self._asked.values()) < _AHEAD:
                 name = self._names.popleft()
-                wish = self._wish(name)
-                if wish is None:
+                request = self._request(name)
+                if request is None:
                     continue
                 self._number += 1
-                if worker.ask(self._number, name, wish):
-                    self._asked[name] = _Asked(self._number, worker, wish)
+                if worker.ask(self._number, name, request):
+                    self._asked[name] = _Asked(self._number, worker, request)
 
 
 class _Worker:
     """One process that reads."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Path) -> None:
         # Not from the folder at hand (-P): whoever may write there would choose what is run.
-        command = [sys.executable, "-P", "-m", "reconciler.entrypoints.reading_worker", folder]
+        command = [sys.executable, "-P", "-m", "reconciler.entrypoints.reading_worker", str(folder)]
         self._process = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         )
-        self._wishes = cast("IO[bytes]", self._process.stdin)
+        self._requests = cast("IO[bytes]", self._process.stdin)
         self._told = cast("IO[bytes]", self._process.stdout)
         self._poll = select.poll()
         self._poll.register(self._told, select.POLLIN)
@@ -136,11 +136,11 @@ class _Worker:
         self._rest = b""
         self.is_alive = True
 
-    def ask(self, number: int, name: str, wish: Wish) -> bool:
+    def ask(self, number: int, name: str, request: ReadRequest) -> bool:
         """Have it read a file; False where it is gone."""
-        line = json.dumps({"number": number, "name": os.fsencode(name).hex(), "wish": asdict(wish)}) + "\n"
+        line = json.dumps({"number": number, "name": os.fsencode(name).hex(), "request": asdict(request)}) + "\n"
         try:
-            self._wishes.write(line.encode("ascii"))
+            self._requests.write(line.encode("ascii"))
         except OSError:
             self.is_alive = False
         return self.is_alive
@@ -165,7 +165,7 @@ class _Worker:
 
     def end(self) -> None:
         """End it, whatever it is at."""
-        for pipe in (self._wishes, self._told):
+        for pipe in (self._requests, self._told):
             with contextlib.suppress(OSError):
                 pipe.close()
         self._process.terminate()
@@ -180,7 +180,7 @@ class _Worker:
 class _Asked:
     number: int
     worker: _Worker
-    wish: Wish
+    request: ReadRequest
 
 
 # --- what goes from one process to the other -------------------------------------------------------------------------
@@ -193,8 +193,8 @@ _WHOLE: Final = attrgetter(*(item.name for item in fields(ImportedSession)))
 _FOUND: Final = attrgetter(*(item.name for item in fields(ImportResult)))
 
 
-def claims(folder: Path, number: int) -> bool:
-    """Return whether the caller is the first who takes a file; then it is the caller's to be read."""
+def is_first(folder: Path, number: int) -> bool:
+    """Return whether the caller is the first who takes a file: then it is the caller's to be read."""
     try:
         os.close(os.open(folder / f"{number}.taken", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
@@ -215,7 +215,7 @@ def leave(folder: Path, number: int, read: FileRead, spool: Spool) -> None:
         bare = [_ENTRY(imported.entry) for imported in entries]
         sessions.append((name, bare, [_BESIDE(imported) for imported in entries], rest))
     format_name, version, _, *more = _FOUND(read.result)
-    told = (format_name, version, sessions, more, (read.detection.format, read.detection.reason), read.is_same)
+    told = (format_name, version, sessions, more, read.is_same)
     (folder / f"{number}{_RESULT}").write_bytes(pickle.dumps((told, spool.places()), pickle.HIGHEST_PROTOCOL))
 
 
@@ -223,14 +223,14 @@ def _read_back(folder: Path, number: int) -> tuple[FileRead, Spool]:
     left = folder / f"{number}{_RESULT}"
     told, places = pickle.loads(left.read_bytes())  # noqa: S301  (a process of ours wrote it, into a folder of ours)
     left.unlink()
-    format_name, version, found, more, detection, is_same = told
+    format_name, version, found, more, is_same = told
     sessions = tuple(ImportedSession(name, tuple(_entries(bare, beside)), *rest) for name, bare, beside, rest in found)
     result = ImportResult(format_name, version, sessions, *more)
     path = spool_path(folder, number)
-    spool = Spool.at(path, places)
+    spool = Spool(path, places)
     # It is open: nobody else needs its name.
     path.unlink()
-    return FileRead(result, Detection(*detection), is_same), spool
+    return FileRead(result, is_same), spool
 
 
 def _discard(folder: Path, number: int) -> None:

@@ -19,8 +19,6 @@ from reconciler.errors import SourceUnreadable
 _BUFFER_BYTES: Final = 256 * 1024
 # Entries are mostly asked for in the order of their lines, so one reading serves many.
 _AHEAD_BYTES: Final = 256 * 1024
-
-
 # Which lines are kept, and where each ends.
 Places = tuple["array[int]", "array[int]"]
 
@@ -28,39 +26,28 @@ Places = tuple["array[int]", "array[int]"]
 class Spool:
     """Keeps the payloads of a file in a temporary file until their entries are known.
 
-    *path* names that file, for another process that goes on with it (`at`); else it has no name.
+    *path* names that file, else it has no name. With *places* it is the file that another process filled, which had
+    these `places`.
     """
 
     wants_payloads = True
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, places: Places | None = None) -> None:
         self._file: BinaryIO
         if path is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed by __exit__)
         else:
-            self._file = path.open("xb+", buffering=0)
-        self._lines = array("Q")
-        self._ends = array("Q")
-        self._end = 0
+            self._file = path.open("xb+" if places is None else "rb", buffering=0)
+        self._lines, self._ends = places or (array("Q"), array("Q"))
+        self._end = self._ends[-1] if self._ends else 0
         self._waiting: list[str] = []
         self._waiting_bytes = 0
         # What was read last, and where it begins in the file.
         self._read = b""
         self._read_at = 0
 
-    @classmethod
-    def at(cls, path: Path, places: Places) -> Spool:
-        """Return what another process kept: its file, opened, and its `places`."""
-        spool = cls.__new__(cls)
-        spool._file = path.open("rb", buffering=0)
-        spool._lines, spool._ends = places
-        spool._end = spool._ends[-1] if spool._ends else 0
-        spool._waiting, spool._waiting_bytes = [], 0
-        spool._read, spool._read_at = b"", 0
-        return spool
-
     def places(self) -> Places:
-        """Return what `at` needs beside the file, once all is in it."""
+        """Return what another process needs beside the file, once all is in it."""
         self._flush()
         return self._lines, self._ends
 
@@ -101,9 +88,6 @@ class Spool:
 
     def size(self, lines: Sequence[int]) -> int:
         """Return how many bytes `text` gives, about."""
-        if len(lines) == 1:
-            start, end = self._place(lines[0])
-            return end - start
         return sum(end - start for start, end in map(self._place, lines))
 
     def _line(self, line: int) -> str:

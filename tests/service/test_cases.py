@@ -180,7 +180,7 @@ def test_a_row_of_a_known_case_gets_what_the_policy_says_of_it() -> None:
             assert gathered.around.current is not None
             assert expected == template.fill(gathered.row, gathered.around.current, shape, NOW, partial(float, jitter))
             outcomes.add(template.kind.outcome_reason)
-            if template.requeues:
+            if not template.kind.settles:
                 requeued.setdefault(template.kind.reason, set()).add(template.delay and template.delay[0])
             taken += 1
         elif expected is not None:

@@ -18,11 +18,12 @@ from sqlalchemy.engine import Engine
 
 from reconciler.importers.files import opened
 from reconciler.service import ingest, read_ahead
-from reconciler.service.file_reading import Wish, read_wished
+from reconciler.service.file_reading import ReadRequest, read_requested
 from reconciler.service.ingest import IngestOptions, import_paths
 from reconciler.service.read_ahead import BYTES_MIN, JOBS_MAX, ReadAhead, jobs_for
 from reconciler.service.spool import Spool
 from tests.service.test_ingest import dump, old
+from tests.support.daemons import wait_for
 from tests.support.session_files import Claude, Pi, as_bytes, write
 
 # Not escaped, as other programs write it.
@@ -43,7 +44,7 @@ def _small_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "claims", lambda *_: False)
+    monkeypatch.setattr(read_ahead, "is_first", lambda *_: False)
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     asked: list[tuple[str, bool]] = []
     real = ReadAhead.taken
 
-    def noting(self: ReadAhead, name: str, wish: Any) -> Any:
-        found = real(self, name, wish)
+    def noting(self: ReadAhead, name: str, request: Any) -> Any:
+        found = real(self, name, request)
         asked.append((Path(name).name, found is not None))
         return found
 
@@ -84,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def closing_worker(folder: Path) -> Iterator[read_ahead._Worker]:
-    worker = read_ahead._Worker(str(folder))
+    worker = read_ahead._Worker(folder)
     try:
         yield worker
     finally:
@@ -125,7 +126,8 @@ def test_files_that_grew_are_read_from_where_they_were(
         write(folder / "grows.jsonl", lines)
         assert run(one, folder, 0) == run(other, folder, 1)
         assert dump(one) == dump(other)
-    assert [("grows.jsonl", True)] * 2 == [item for item in taken if item[0] == "grows.jsonl"]
+    # By nobody the first time, and by another process the second, before it grew and after.
+    assert [("grows.jsonl", False), ("grows.jsonl", True)] * 2 == [item for item in taken if item[0] == "grows.jsonl"]
 
 
 def test_a_process_that_dies_is_missed_by_nobody(
@@ -156,8 +158,8 @@ def test_a_program_with_many_open_files_waits_for_them_too(tmp_path: Path, folde
         for _ in range(1100):
             stack.callback(os.close, os.dup(0))
         worker = stack.enter_context(closing_worker(tmp_path))
-        wish = Wish("pi", "said so", None, None, is_owned=False, all_prompts=True)
-        assert worker.ask(1, str(folder / "pi-answered.jsonl"), wish)
+        request = ReadRequest("pi", "said so", None, None, is_owned=False, all_prompts=True, state="")
+        assert worker.ask(1, str(folder / "pi-answered.jsonl"), request)
         assert worker.wait_for(1)
 
 
@@ -181,12 +183,12 @@ def test_what_another_process_imported_meanwhile_is_read_anew(
     one, other = two
     real, first = ReadAhead.taken, [True]
 
-    def taken_later(self: ReadAhead, name: str, wish: Any) -> Any:
+    def taken_later(self: ReadAhead, name: str, request: Any) -> Any:
         if first and first.pop():
             # Before the first is taken, and after the next ones were asked for.
             self._ask()
             run(other, folder, 0)
-        return real(self, name, wish)
+        return real(self, name, request)
 
     monkeypatch.setattr(ReadAhead, "taken", taken_later)
     run(one, folder, 0)
@@ -218,19 +220,58 @@ def test_nothing_is_left_behind(two: tuple[Engine, Engine], folder: Path, tmp_pa
     assert [] == list(temporary.iterdir())
 
 
-def test_a_process_ends_with_who_asked(tmp_path: Path) -> None:
-    worker = read_ahead._Worker(str(tmp_path))
-    os.close(os.dup(worker._told.fileno()))
-    worker._wishes.close()
-    assert 0 == worker._process.wait(30)
-    worker._told.close()
+def test_a_process_ends_with_who_asked_and_takes_the_folder_along(tmp_path: Path, folder: Path) -> None:
+    # Who asked is killed: nobody else removes what was kept of the payloads.
+    private = tmp_path / "private"
+    private.mkdir()
+    script = (
+        "import sys, time; from pathlib import Path; from reconciler.service.read_ahead import _Worker;"
+        "from reconciler.service.file_reading import ReadRequest;"
+        "worker = _Worker(Path(sys.argv[1]));"
+        "worker.ask(1, sys.argv[2], ReadRequest('pi', '', None, None, False, True, ''));"
+        "print(worker.wait_for(1), flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", script, str(private), str(folder / "pi-answered.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        assert b"True\n" == asking.stdout.readline()
+        assert {"1.read", "1.spool", "1.taken"} == {path.name for path in private.iterdir()}
+        asking.kill()
+    wait_for("the folder is gone", lambda: not private.exists())
+
+
+def test_a_file_that_is_written_to_after_it_was_read_is_read_again(
+    two: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    found = tmp_path / "two"
+    found.mkdir()
+    write(found / "a.jsonl", Pi(session_id="a").user("u1").lines)
+    session = Pi(session_id="b").user("u1")
+    late = write(found / "b.jsonl", session.lines)
+    real, began = ReadAhead.taken, ["not yet"]
+
+    def taken(self: ReadAhead, name: str, request: Any) -> Any:
+        if began:
+            began.clear()
+            self._ask()
+            asked = self._asked[str(late)]
+            assert asked.worker.wait_for(asked.number)
+            asked.worker._done[asked.number] = True
+            write(late, session.assistant("a1").lines)
+        return real(self, name, request)
+
+    monkeypatch.setattr(ReadAhead, "taken", taken)
+    ahead = run(other, found, 1)
+    assert run(one, found, 0) == ahead
+    assert dump(one) == dump(other)
 
 
 def test_a_package_in_the_folder_at_hand_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("open('was-run', 'w').close()")
     monkeypatch.chdir(tmp_path)
-    worker = read_ahead._Worker(str(tmp_path))
-    worker._wishes.close()
+    worker = read_ahead._Worker(tmp_path)
+    worker._requests.close()
     worker._process.wait(30)
     worker._told.close()
     assert not (tmp_path / "was-run").exists()
@@ -248,7 +289,7 @@ def test_what_nobody_has_begun_is_read_by_who_asks(
 
 def test_a_file_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert [True, False, True] == [read_ahead.claims(tmp_path, number) for number in (1, 1, 2)]
+    assert [True, False, True] == [read_ahead.is_first(tmp_path, number) for number in (1, 1, 2)]
 
 
 def test_processes_are_begun_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +311,9 @@ def test_what_goes_between_processes_says_the_same_again(tmp_path: Path, folder:
         number += 1
         with opened(str(path)) as file:
             format_name = "pi" if b'"type": "session"' in path.read_bytes() or "pi-" in path.name else "claude-code"
-            wish = Wish(format_name, "said so", None, None, is_owned=False, all_prompts=True)
+            request = ReadRequest(format_name, "said so", None, None, is_owned=False, all_prompts=True, state="")
             with Spool(read_ahead.spool_path(tmp_path, number)) as spool:
-                read = read_wished(file, wish, spool)
+                read = read_requested(file, request, spool)
                 read_ahead.leave(tmp_path, number, read, spool)
                 again, kept = read_ahead._read_back(tmp_path, number)
                 with kept:
