@@ -31,17 +31,8 @@ from reconciler.errors import (
     SchemaMismatch,
     UnsupportedOnDialect,
 )
-from reconciler.store.dialect import (
-    CLOCK_OPTION,
-    RETRYABLE,
-    Clock,
-    ErrorKind,
-    classify_error,
-    is_postgresql,
-    is_sqlite,
-    system_clock,
-    translate_error,
-)
+from reconciler.store.database_errors import RETRYABLE, ErrorKind, classify_error, translate_error
+from reconciler.store.dialect import CLOCK_OPTION, Clock, is_postgresql, is_sqlite, system_clock
 from reconciler.store.sending import execute_sqlite
 from reconciler.store.sqlite_file import SqliteFile, file_at
 

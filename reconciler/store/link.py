@@ -13,7 +13,8 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy.engine import Engine
 
 from reconciler.errors import DatabaseUnavailable
-from reconciler.store.dialect import is_postgresql, translate_error
+from reconciler.store.database_errors import translate_error
+from reconciler.store.dialect import is_postgresql
 from reconciler.store.engine import name_of, require_same_file, sqlite_path
 from reconciler.store.sqlite_file import Identity, identity_of
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.errors import Conflict, InvalidInput, SchemaMismatch
-from reconciler.store.dialect import translate_error
+from reconciler.store.database_errors import translate_error
 from reconciler.store.engine import (
     DEFAULT_SCHEMA,
     DEFAULT_SETTINGS,
