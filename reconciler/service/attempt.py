@@ -24,6 +24,7 @@ from reconciler.service import turns
 from reconciler.service.beats import Kept, Lost
 from reconciler.store import attempts as attempts_store
 from reconciler.store import entries as entries_store
+from reconciler.store import fence
 from reconciler.store.claims import Claimed
 from reconciler.store.new_entries import prepare, require_id
 from reconciler.store.outcomes import SettledSubmission
@@ -162,14 +163,15 @@ class Attempt:
         chain = prepare(entries, ref=self._ref, limits=self._runner.limits, make_id=_new_id)
         if not chain:
             return []
+        ahead = fence.sent_first(self._ref, wide=False)
 
         def write(conn: Connection, repeated: bool) -> list[str]:
             return entries_store.append(conn, self._ref, chain, at=at, look_first=repeated)
 
         try:
-            return self._runner._fenced(self, write)
+            return self._runner._fenced(self, write, ahead=ahead)
         except entries_store.IdTaken:
-            return self._runner._fenced(self, lambda conn, _: write(conn, True))
+            return self._runner._fenced(self, lambda conn, _: write(conn, True), ahead=ahead)
 
     def start(self, tool_call_id: str) -> str:
         """Make the start of a tool durable, before it runs; return the id of the entry that says so.
@@ -181,7 +183,11 @@ class Attempt:
             InvalidInput: no message of the turn makes the call: append the response first.
         """
         require_id(tool_call_id, "a tool call's id")
-        return self._runner._fenced(self, lambda conn, _: entries_store.start(conn, self._ref, tool_call_id))
+        return self._runner._fenced(
+            self,
+            lambda conn, _: entries_store.start(conn, self._ref, tool_call_id),
+            ahead=fence.sent_first(self._ref, wide=False),
+        )
 
     def path(self, valid: bool = True) -> TurnPath:
         """Return the session's active path: as a provider takes it (R14), or as it is stored. A read, not fenced.
@@ -232,6 +238,7 @@ class Attempt:
         settled = self._runner._fenced(
             self,
             lambda conn, _: turns.settle(conn, self._ref, wanted, error=text, limits=limits, owner=owner),
+            ahead=turns.sent_first_to_settle(self._ref),
         )
         self.abandon()
         self._runner._hint()

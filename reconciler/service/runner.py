@@ -35,7 +35,7 @@ from reconciler.service.attempt import Attempt, PathItem, TurnPath, optional_rea
 from reconciler.service.beats import Beater, Lost, process_clock, trusted_until
 from reconciler.service.liveness import this_process
 from reconciler.service.wakeup import Listener, Notifier
-from reconciler.store import outcomes
+from reconciler.store import claims, fence, outcomes, quick_admission
 from reconciler.store.admission import Admitted, NewSubmission, PreparedSubmission, admit
 from reconciler.store.admission import prepare as prepare_submission
 from reconciler.store.attempts import Ending
@@ -57,6 +57,7 @@ from reconciler.store.new_entries import require_id
 from reconciler.store.outcomes import Requested, SettledSubmission
 from reconciler.store.paths import read_payloads
 from reconciler.store.quick_admission import NotUsual, admit_new
+from reconciler.store.sending import Query
 
 __all__ = [
     "Admitted",
@@ -132,7 +133,9 @@ class Runner:
         self._process_clock = process_clock
         self._closed = threading.Event()
         # Every call is tried again as a whole: a connection that went away is found out by using it.
-        settings = EngineSettings(schema=schema, application_name="reconciler-runner", clock=clock, pool_pre_ping=False)
+        settings = EngineSettings(
+            schema=schema, application_name="reconciler-runner", clock=clock, pool_pre_ping=False, by_keys=True
+        )
         quiet_libraries()
         self._engine = make_engine(database_url, settings=settings)
         try:
@@ -350,14 +353,25 @@ class Runner:
 
     # --- inside: used by Attempt -------------------------------------------------------------------------------------
 
-    def _fenced(self, attempt: Attempt, work: Callable[[Connection, bool], T], *, patience_s: float | None = None) -> T:
-        """Run a write of *attempt*. Where its lease has ended a beat comes first, which revives it if it is current."""
+    def _fenced(
+        self,
+        attempt: Attempt,
+        work: Callable[[Connection, bool], T],
+        *,
+        patience_s: float | None = None,
+        ahead: Sequence[Query] = (),
+    ) -> T:
+        """Run a write of *attempt*. Where its lease has ended a beat comes first, which revives it if it is current.
+
+        *ahead* is what *work* sends first: by itself the fence.
+        """
+        ahead = ahead or fence.sent_first(attempt._ref)
         try:
             try:
-                return self._write(work, patience_s=patience_s)
+                return self._write(work, patience_s=patience_s, ahead=ahead)
             except LeaseEnded:
                 self._beat_first(attempt)
-                return self._write(work, patience_s=patience_s)
+                return self._write(work, patience_s=patience_s, ahead=ahead)
         except AttemptLost as error:
             if not isinstance(error, LeaseEnded):
                 attempt.lost.set(None if error.outcome is None else Outcome(error.outcome))
@@ -375,8 +389,13 @@ class Runner:
             else:
                 return
 
-    def _write(self, work: Callable[[Connection, bool], T], *, patience_s: float | None = None) -> T:
-        """Run *work* in one transaction until it got through; it is told whether it was tried before."""
+    def _write(
+        self, work: Callable[[Connection, bool], T], *, patience_s: float | None = None, ahead: Sequence[Query] = ()
+    ) -> T:
+        """Run *work* in one transaction until it got through; it is told whether it was tried before.
+
+        *ahead* is what it sends first (see `run_transaction`).
+        """
         self._require_open()
         tries = 0
 
@@ -389,7 +408,7 @@ class Runner:
         pause = 0.05
         while True:
             try:
-                return run_transaction(self._engine, once, idempotent=True)
+                return run_transaction(self._engine, once, idempotent=True, ahead=ahead)
             except DatabaseUnavailable as error:
                 if _is_refused(error) or time.monotonic() + pause >= end or self._closed.is_set():
                     raise
@@ -454,7 +473,9 @@ class Runner:
     def _admit(self, prepared: PreparedSubmission) -> Admitted:
         if is_postgresql(self._engine):
             try:
-                return self._write(lambda conn, _: admit_new(conn, prepared))
+                return self._write(
+                    lambda conn, _: admit_new(conn, prepared), ahead=quick_admission.sent_first(prepared)
+                )
             except NotUsual:
                 # Known already, perhaps by a try of this very call; or somebody else's session.
                 pass
@@ -486,11 +507,15 @@ class Runner:
         )
         # Before the first try: whichever try got through, the lease ends later than we trust it.
         asked_at = self._process_clock()
-        result: ClaimResult = self._write(lambda conn, repeated: claim(conn, call, repeated=repeated))
+        result: ClaimResult = self._write(
+            lambda conn, repeated: claim(conn, call, repeated=repeated), ahead=claims.sent_first(call)
+        )
         is_whole = call.floor is None
         if not result.claimed and not is_whole and self._floor.may_look_below(self._process_clock()):
             is_whole, whole = True, replace(call, floor=None)
-            result = self._write(lambda conn, repeated: claim(conn, whole, repeated=repeated))
+            result = self._write(
+                lambda conn, repeated: claim(conn, whole, repeated=repeated), ahead=claims.sent_first(whole)
+            )
         if session_id is None:
             self._floor.take(result.oldest, is_claim=bool(result.claimed))
             if is_whole:

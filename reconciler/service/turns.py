@@ -48,15 +48,16 @@ from reconciler.core.terms import tool_marker_entry_id
 from reconciler.errors import Conflict, InvalidInput, NotBegun, NotFound, StoreConflict
 from reconciler.service.gather import Gathered, gather
 from reconciler.service.resume import answer_entry_id, unresolved_calls
-from reconciler.store.around import read_around
+from reconciler.store.around import read_around_one, sent_for_one
 from reconciler.store.attempts import Ending, end_attempt, is_repeated_end, record_begin
 from reconciler.store.facts import limits_for, read_texts
-from reconciler.store.fence import AttemptRef, Held, hold, require_fence
+from reconciler.store.fence import AttemptRef, Held, hold, require_fence, sent_first
 from reconciler.store.new_entries import PreparedEntry
 from reconciler.store.outcomes import SettledSubmission, settled_from
 from reconciler.store.passes import DueRow
 from reconciler.store.paths import SessionRead, read_sessions
 from reconciler.store.schema import sessions
+from reconciler.store.sending import Query
 from reconciler.store.settlements import DecisionWrite, Landed, Settlement, apply_decisions
 
 # A session with more entries is read before the locks are taken, and only looked at again under them.
@@ -146,8 +147,7 @@ def _inspect_whole(held: Held, read: SessionRead) -> Inspection:
 def _gather(conn: Connection, held: Held, limits: Limits) -> Gathered:
     """Inspect the turn as a pass would, from the leaf upwards and no further than needed."""
     row = _due_row(held)
-    around = read_around(conn, [row], lock=False).around[row.key]
-    (gathered,) = gather(conn, [row], {row.key: around}, limits)
+    (gathered,) = gather(conn, [row], {row.key: read_around_one(conn, row)}, limits)
     return gathered
 
 
@@ -338,13 +338,18 @@ def _write(
         end_digest=digest,
         end_reason=end_reason,
     )
-    (result,) = apply_decisions(conn, [write], now=held.now)
+    (result,) = apply_decisions(conn, [write], now=held.now, last=True)
     if not isinstance(result, Landed):
-        # Not to be met while the locks are held; the whole transaction is tried again.
+        # Not to be met while the locks are held. Nothing was written; the whole transaction is tried again.
         raise StoreConflict(f"could not write for {held.ref.name}: {result.reason.value}")
 
 
 # --- settling --------------------------------------------------------------------------------------------------------
+
+
+def sent_first_to_settle(ref: AttemptRef) -> tuple[Query, ...]:
+    """Return what `settle` sends first on PostgreSQL, to go ahead with the transaction's beginning."""
+    return (*sent_first(ref), sent_for_one(ref.session_id, ref.submission_id))
 
 
 def settle(

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from reconciler.store.dialect import array_literal, db_now, fetch_tuples, is_postgresql
 from reconciler.store.passes import DueRow, Key
+from reconciler.store.sending import Query
 from reconciler.store.types import utc_from_text
 
 
@@ -115,6 +116,9 @@ _KEY_NAMES: Final = (
     "source_id",
 )
 _JSON_KEYS: Final = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(_KEY_NAMES))
+_PG_KEYS: Final = (
+    f"unnest({', '.join(f'CAST(%({name})s AS text[])' for name in _KEY_NAMES)}) AS k({', '.join(_KEY_NAMES)})"
+)
 # Each table is asked for one row at a time (LIMIT keeps it so): a batch is few rows, and a planner that expects them to
 # be many reads whole tables instead, as long as these are small. The clock is read as each row comes out, which is
 # after its attempt was locked, so that the latest of them is after all locks.
@@ -122,7 +126,7 @@ _PG_AROUND: Final = (
     f"SELECT k.session_id, k.submission_id, {_attempt_columns('c')}, {_attempt_columns('l')}, {_LAST_BEGUN_END},"
     f" t.id, CASE WHEN t.id IS NOT NULL THEN {_PAYLOAD} END, i.id, i.seq, {_LEAF_SEQ},"
     f" CASE WHEN k.source_id IS NOT NULL THEN {_QUIET_SINCE} END, clock_timestamp()"
-    f" FROM unnest({', '.join(f'CAST(%({name})s AS text[])' for name in _KEY_NAMES)}) AS k({', '.join(_KEY_NAMES)})"
+    f" FROM {_PG_KEYS}"
     f" LEFT JOIN LATERAL (SELECT * FROM attempts c WHERE {_CURRENT_WHERE} LIMIT 1 {{lock}}) c ON true"
     f" LEFT JOIN LATERAL (SELECT * FROM attempts l WHERE {_LAST_WHERE} LIMIT 1) l ON true"
     f" LEFT JOIN LATERAL (SELECT t.id FROM entries t WHERE {_SETTLEMENT_WHERE} LIMIT 1) t ON true"
@@ -138,6 +142,28 @@ _SQLITE_AROUND: Final = (
     " LEFT JOIN entries i ON i.session_id = k.session_id AND i.seq ="
     f" (SELECT max(i.seq) FROM entries i WHERE {_INPUT_WHERE})"
 )
+
+
+# The same for one row, by its key alone: what the row says is not known yet when this is sent.
+_PG_AROUND_ONE: Final = _PG_AROUND.replace(
+    _PG_KEYS,
+    "(SELECT s.session_id, s.id AS submission_id, s.current_attempt_id, s.last_attempt_id, x.leaf_entry_id, x.source_id"
+    " FROM submissions s JOIN sessions x ON x.id = s.session_id"
+    " WHERE s.session_id = %(session)s AND s.id = %(submission)s) AS k",
+).format(lock="")
+
+
+def sent_for_one(session_id: str, submission_id: str) -> Query:
+    """Return what `read_around_one` sends to PostgreSQL, to go ahead of the answer about its row."""
+    return _PG_AROUND_ONE, {"session": session_id, "submission": submission_id}
+
+
+def read_around_one(conn: Connection, row: DueRow) -> Surroundings:
+    """Read what stands around a row that is locked; its attempts are not locked by this."""
+    if not is_postgresql(conn):
+        return read_around(conn, [row], lock=False).around[row.key]
+    (found,) = fetch_tuples(conn, *sent_for_one(row.session_id, row.submission_id))
+    return _surroundings(found)
 
 
 def read_around(conn: Connection, rows: Sequence[DueRow], *, lock: bool = True) -> Read:

@@ -22,12 +22,12 @@ from reconciler.core.policy import counters_after
 from reconciler.core.states import AttemptEnd, SubmissionEvent, SubmissionStatus, next_status
 from reconciler.errors import Conflict, NotBegun, StoreFault
 from reconciler.store.dialect import is_postgresql
-from reconciler.store.entries import chain_query, write_chain, written_by
+from reconciler.store.entries import chain_query, write_chain, write_last
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry
 from reconciler.store.prepared import Prepared
 from reconciler.store.schema import attempts, decisions, submissions
-from reconciler.store.sending import Query, send
+from reconciler.store.sending import Query
 from reconciler.store.types import UtcDateTime
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -117,8 +117,7 @@ def record_begin(
         writes: list[Query] = [(_BEGIN_SUBMISSION_PG, keys | costs), (_BEGIN_ATTEMPT_PG, keys | spent)]
         if chain:
             writes.append(chain_query(held, chain, parent_id=row.session_leaf_entry_id))
-        answers = send(conn, *writes)
-        if chain and answers[-1][0][0] != written_by(chain):
+        if not write_last(conn, *writes):
             raise _taken(held, chain)
         return
     if chain and not write_chain(conn, held, chain, parent_id=row.session_leaf_entry_id):

@@ -24,7 +24,7 @@ from reconciler.store.facts import are_readable_limits
 from reconciler.store.fence import AttemptRef
 from reconciler.store.prepared import Prepared
 from reconciler.store.schema import submissions
-from reconciler.store.sending import send
+from reconciler.store.sending import Query, send
 from reconciler.store.settlement_sql import array_literal
 from reconciler.store.types import UtcDateTime, is_utc_text
 
@@ -279,12 +279,20 @@ _HEAD_SQLITE: Final = sa.text(_HEAD.format(claimable=_CLAIMABLE.format(now=":now
 _CROWDED_SQLITE: Final = sa.text(_CROWDED.format(oldest="", now=":now", floor="")).bindparams(_NOW)
 
 
+def sent_first(call: ClaimCall) -> tuple[Query, ...]:
+    """Return what `claim` sends first on PostgreSQL, to go ahead with the transaction's beginning."""
+    return () if call.session_id is not None else (_oldest_pg(len(call.attempt_ids), call.floor),)
+
+
+def _oldest_pg(wanted: int, floor: datetime | None) -> Query:
+    return _LOCK_OLDEST_PG, {"depth": CANDIDATES_MAX + wanted, "wanted": wanted, "floor": floor}
+
+
 def _lock_oldest(conn: Connection, wanted: int, floor: datetime | None) -> tuple[list[_Locked], datetime | None]:
-    depth = CANDIDATES_MAX + wanted
     if is_postgresql(conn):
-        (found,) = send(conn, (_LOCK_OLDEST_PG, {"depth": depth, "wanted": wanted, "floor": floor}))
+        (found,) = send(conn, _oldest_pg(wanted, floor))
         return [_Locked._make(row[:5]) for row in found], found[0][5] if found else None
-    rows = _oldest_sqlite(depth).rows(conn, {"wanted": wanted, "now": db_now(conn)})
+    rows = _oldest_sqlite(CANDIDATES_MAX + wanted).rows(conn, {"wanted": wanted, "now": db_now(conn)})
     return [_Locked._make(row) for row in rows], None
 
 
@@ -347,6 +355,18 @@ _ATTEMPT_COLUMNS: Final = (
     " process_start, claim_key, claimed_at, lease_s, beat_s, beat_at, lease_expires_at, plan"
 )
 
+
+def _payload(session: str, submission: str) -> str:
+    """Return the expression of a submission's payload; an imported one's input is an entry under its source's id."""
+    return (
+        f"COALESCE((SELECT p.payload FROM entry_payloads p WHERE p.session_id = {session}"
+        f" AND p.entry_id = '{INPUT_ID_PREFIX}' || {submission}),"
+        " (SELECT p.payload FROM entries e JOIN entry_payloads p ON p.session_id = e.session_id AND p.entry_id = e.id"
+        f" WHERE e.session_id = {session} AND e.submission_id = {submission} AND e.kind = 'message'"
+        " AND e.role IN ('user', 'signal') AND NOT e.is_synthetic AND NOT e.is_sidechain ORDER BY e.seq DESC LIMIT 1))"
+    )
+
+
 # claimed_at is the moment after the locks; the guard of the UPDATE asks the rows again.
 _TAKE_PG: Final = _for_driver(
     "WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),"
@@ -362,8 +382,7 @@ _TAKE_PG: Final = _for_driver(
     " SELECT u.session_id, u.attempt_id, u.id, u.claims, :owner, :instance_id, :machine_id, :boot_id, :pid_namespace,"
     " CAST(:pid AS bigint), :process_start, :claim_key, u.claimed_at, :lease, :beat, u.claimed_at,"
     " u.claimed_at + :lease * interval '1 second', u.plan FROM u)"
-    " SELECT u.*, p.payload FROM u LEFT JOIN entry_payloads p"
-    f" ON p.session_id = u.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || u.id"
+    f" SELECT u.*, {_payload('u.session_id', 'u.id')} FROM u"
 )
 
 
@@ -396,10 +415,9 @@ _ATTEMPT_SQLITE: Final = Prepared(
 )
 _SUBMISSIONS_SQLITE: Final = Prepared(
     sa.text(
-        "SELECT s.session_id, s.id, s.claims, s.plan, s.deadline_at, p.payload"
+        f"SELECT s.session_id, s.id, s.claims, s.plan, s.deadline_at, {_payload('s.session_id', 's.id')} AS payload"
         " FROM json_each(:keys) k JOIN submissions s ON s.session_id = json_extract(k.value, '$[0]')"
         " AND s.id = json_extract(k.value, '$[1]')"
-        f" LEFT JOIN entry_payloads p ON p.session_id = s.session_id AND p.entry_id = '{INPUT_ID_PREFIX}' || s.id"
     ).columns(
         session_id=sa.Text(),
         id=sa.Text(),
@@ -433,7 +451,7 @@ def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]
             "submissions": array_literal([key[1] for key in found]),
             "attempts": array_literal(list(attempt_of.values())),
         }
-        taken = map(_Taken._make, send(conn, (_TAKE_PG, {**common, **keys}))[0])
+        taken = map(_Taken._make, send(conn, (_TAKE_PG, {**common, **keys}), last=True)[0])
         claimed = {
             (row.session_id, row.id): _claimed(call, row, row.claims, row.claimed_at, row.attempt_id) for row in taken
         }
@@ -465,7 +483,7 @@ def _take(conn: Connection, call: ClaimCall, found: Keys) -> tuple[Claimed, ...]
             (row.session_id, row.id): _claimed(call, row, row.claims + 1, now, attempt_of[row.session_id, row.id])
             for row in rows
         }
-    return _with_payloads(conn, [claimed[key] for key in found if key in claimed])
+    return tuple(claimed[key] for key in found if key in claimed)
 
 
 def _claimed(call: ClaimCall, row: Any, number: int, claimed_at: datetime, attempt_id: str) -> Claimed:
@@ -482,66 +500,29 @@ def _claimed(call: ClaimCall, row: Any, number: int, claimed_at: datetime, attem
     )
 
 
-# An imported submission's input is an entry of its source, under the source's id.
-_INPUT_PAYLOAD: Final = sa.text(
-    "SELECT p.payload FROM entries e JOIN entry_payloads p ON p.session_id = e.session_id AND p.entry_id = e.id"
-    " WHERE e.session_id = :session_id AND e.submission_id = :submission_id AND e.kind = 'message'"
-    " AND e.role IN ('user', 'signal') AND NOT e.is_synthetic AND NOT e.is_sidechain ORDER BY e.seq DESC LIMIT 1"
-)
-
-
-def _with_payloads(conn: Connection, claimed: Sequence[Claimed]) -> tuple[Claimed, ...]:
-    filled: list[Claimed] = []
-    for item in claimed:
-        payload = item.payload
-        if payload is None:
-            payload = conn.execute(
-                _INPUT_PAYLOAD, {"session_id": item.ref.session_id, "submission_id": item.ref.submission_id}
-            ).scalar_one_or_none()
-        filled.append(
-            Claimed(
-                item.ref,
-                item.number,
-                payload,
-                item.plan,
-                item.claimed_at,
-                item.lease_expires_at,
-                item.lease_s,
-                item.beat_s,
-                item.deadline_at,
-            )
-        )
-    return tuple(filled)
-
-
 # --- repeats ---------------------------------------------------------------------------------------------------------
 
 _BEFORE: Final = sa.text(
     "SELECT a.session_id, a.submission_id, a.attempt_id, a.number, a.plan, a.claimed_at, a.lease_expires_at, a.lease_s,"
-    " a.beat_s, s.deadline_at, p.payload FROM attempts a"
+    f" a.beat_s, s.deadline_at, {_payload('s.session_id', 's.id')} AS payload FROM attempts a"
     " JOIN submissions s ON s.session_id = a.session_id AND s.id = a.submission_id"
-    " LEFT JOIN entry_payloads p ON p.session_id = a.session_id"
-    f" AND p.entry_id = '{INPUT_ID_PREFIX}' || a.submission_id"
     " WHERE a.claim_key = :claim_key AND a.ended_at IS NULL ORDER BY a.claimed_at, a.session_id"
 ).columns(claimed_at=UtcDateTime(), lease_expires_at=UtcDateTime(), deadline_at=UtcDateTime())
 
 
 def _claimed_before(conn: Connection, claim_key: str) -> tuple[Claimed, ...]:
     rows = conn.execute(_BEFORE, {"claim_key": claim_key}).all()
-    return _with_payloads(
-        conn,
-        [
-            Claimed(
-                ref=AttemptRef(row.session_id, row.submission_id, row.attempt_id),
-                number=row.number,
-                payload=row.payload,
-                plan=row.plan,
-                claimed_at=row.claimed_at,
-                lease_expires_at=row.lease_expires_at,
-                lease_s=row.lease_s,
-                beat_s=row.beat_s,
-                deadline_at=row.deadline_at,
-            )
-            for row in rows
-        ],
+    return tuple(
+        Claimed(
+            ref=AttemptRef(row.session_id, row.submission_id, row.attempt_id),
+            number=row.number,
+            payload=row.payload,
+            plan=row.plan,
+            claimed_at=row.claimed_at,
+            lease_expires_at=row.lease_expires_at,
+            lease_s=row.lease_s,
+            beat_s=row.beat_s,
+            deadline_at=row.deadline_at,
+        )
+        for row in rows
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -215,7 +215,7 @@ class Doubtful(list[tuple[Any, ...]]):
     """Rows among which are instants that can't be read: each is an `UnreadableInstant`."""
 
 
-def fetch_tuples(conn: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
+def fetch_tuples(conn: Connection, statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
     """Return all rows of a statement of the driver's own kind, as the driver gives them: for reads of many rows.
 
     Where PostgreSQL holds an instant that Python has none for (infinity, a year beyond 9999), `Doubtful` rows.

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_exc
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine, RootTransaction
 from sqlalchemy.pool import QueuePool
 
 from reconciler.core.checks import shown
@@ -33,7 +33,7 @@ from reconciler.errors import (
 )
 from reconciler.store.database_errors import RETRYABLE, ErrorKind, classify_error, translate_error
 from reconciler.store.dialect import CLOCK_OPTION, Clock, is_postgresql, is_sqlite, system_clock
-from reconciler.store.sending import execute_sqlite
+from reconciler.store.sending import Query, execute_sqlite, forget_ahead, forget_prepared, send_ahead
 from reconciler.store.sqlite_file import SqliteFile, file_at
 
 T = TypeVar("T")
@@ -85,6 +85,9 @@ class EngineSettings:
     pool_pre_ping: bool = True
     # None switches server-side prepared statements off (for a connection pooler that cannot keep them).
     prepare_threshold: int | None = 5
+    # PostgreSQL: every statement reads rows by their keys. Its plan is made once for a connection, perhaps while the
+    # tables are empty, and kept until the statistics change: then a plan that reads whole tables must not be it.
+    by_keys: bool = False
     # SQLite: make the file (mode 0600) where there is none. Only `db upgrade` and its like do that.
     create: bool = False
     # Refuse every write, by the database's own means.
@@ -422,6 +425,8 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
         # Compiling a view over 100,000 pending rows took six times as long as reading it; nothing of ours runs so long.
         "jit": "off",
     }
+    if settings.by_keys:
+        server |= {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
     if settings.read_only:
         server["default_transaction_read_only"] = "on"
         # Beside the server's default, because a connection that comes back to the pool is set to "read write".
@@ -446,6 +451,7 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
             f"cannot use {options[_NAME_OPTION]}: the driver psycopg is not installed",
             hint="install the extra: session-reconciler[postgres]",
         ) from error
+    sa.event.listen(engine, "rollback", forget_prepared)
     ping = engine.dialect.do_ping
     engine.dialect.do_ping = lambda dbapi_connection: _UNPINGED.get() or ping(dbapi_connection)  # type: ignore[method-assign]
     return engine
@@ -463,11 +469,11 @@ def _milliseconds(seconds: float) -> int:
 
 
 @contextmanager
-def _writing(engine: Engine) -> Iterator[Connection]:
+def _writing(engine: Engine, ahead: Sequence[Query] = ()) -> Iterator[Connection]:
     require_same_file(engine)
     required = engine.get_execution_options()[_REQUIRED_OPTION].always
     if required and is_postgresql(engine):
-        with _postgresql_writing(engine) as conn:
+        with _postgresql_writing(engine, ahead) as conn:
             yield conn
         return
     with engine.connect() as conn, conn.begin():
@@ -477,24 +483,21 @@ def _writing(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def _postgresql_writing(engine: Engine) -> Iterator[Connection]:
-    # Differs on PostgreSQL because each statement is a round trip: BEGIN goes with the question for the version.
-    conn, driver, versions = _postgresql_begun(engine)
-    try:
-        with conn.begin():
-            _require_needed(versions, conn)
-            yield conn
-    finally:
-        if not conn.invalidated:
-            if driver.info.transaction_status.name == "IDLE":
-                driver.autocommit = False
-            else:
-                # Its transaction did not end, nor the connection: what it would do next is not known.
-                conn.invalidate()
-        conn.close()
+def _postgresql_writing(engine: Engine, ahead: Sequence[Query]) -> Iterator[Connection]:
+    # Differs on PostgreSQL because each statement is a round trip: BEGIN goes with the question for the version, and
+    # with what the work is known to ask first.
+    conn, transaction, versions = _postgresql_begun(engine, ahead)
+    with conn:
+        try:
+            with transaction:
+                _require_needed(versions, conn)
+                yield conn
+        finally:
+            if not conn.invalidated:
+                forget_ahead(conn)
 
 
-def _postgresql_begun(engine: Engine) -> tuple[Connection, Any, list[str]]:
+def _postgresql_begun(engine: Engine, ahead: Sequence[Query]) -> tuple[Connection, RootTransaction, list[str]]:
     fresh = False
     while True:
         unpinged = _UNPINGED.set(True)
@@ -502,36 +505,32 @@ def _postgresql_begun(engine: Engine) -> tuple[Connection, Any, list[str]]:
             conn = engine.connect()
         finally:
             _UNPINGED.reset(unpinged)
-        driver: Any = conn.connection.driver_connection
         try:
-            # The driver would send a BEGIN of its own, by itself, before the first statement.
-            driver.autocommit = True
-            with driver.cursor() as cursor:
-                cursor.execute(_BEGIN_AND_READ_VERSION, prepare=False)
-                cursor.nextset()
-                return conn, driver, [str(version) for (version,) in cursor.fetchall()]
-        except engine.dialect.loaded_dbapi.Error as error:
-            lost = bool(driver.closed)
-            conn.invalidate(error)
+            transaction = conn.begin()
+            (versions,) = send_ahead(conn, (_READ_VERSION, {}), ahead=ahead)
+        except sa_exc.DBAPIError as error:
             conn.close()
-            if lost and not fresh:
+            if error.connection_invalidated and not fresh:
                 # It was closed while it lay in the pool, as after a restart of the server. Nothing was done yet; the
                 # others of the pool are as old, so they all go.
                 engine.dispose()
                 fresh = True
-                continue
-            raise sa_exc.DBAPIError.instance(
-                _BEGIN_AND_READ_VERSION,
-                None,
-                error,
-                engine.dialect.loaded_dbapi.Error,
-                connection_invalidated=lost,
-                dialect=engine.dialect,
-            ) from error
+            elif not error.connection_invalidated and ahead and _may_go_without(error):
+                ahead = ()
+            else:
+                raise
         except BaseException:
-            conn.invalidate()
             conn.close()
             raise
+        else:
+            return conn, transaction, [str(version) for (version,) in versions]
+
+
+def _may_go_without(error: sa_exc.DBAPIError) -> bool:
+    """Tell whether what went ahead is to be sent where it belongs, for its error to be met there."""
+    state = getattr(error.orig, "sqlstate", None)
+    # In another schema the version is what is wrong; and a value that the driver refuses fails its reader alone.
+    return state is None or state.startswith(_UNDEFINED)
 
 
 @contextmanager
@@ -588,8 +587,12 @@ def run_transaction(
     attempts: int = TRANSACTION_ATTEMPTS,
     idempotent: bool = False,
     sleep: Callable[[float], None] = time.sleep,
+    ahead: Sequence[Query] = (),
 ) -> T:
     """Run *work* in one write transaction and return its result; the whole of it again where another was in the way.
+
+    *ahead* is what *work* sends first (`sending.send`), exactly: PostgreSQL gets it together with the transaction's
+    beginning, in one round trip.
 
     *work* may run several times: it changes nothing but the database. Locks, serialization failures and deadlocks are
     retried up to *attempts* tries, with backoff and jitter. A lost connection is retried once, and only where the
@@ -605,7 +608,7 @@ def run_transaction(
     while True:
         tried += 1
         try:
-            with _writing(engine) as conn:
+            with _writing(engine, ahead) as conn:
                 return work(conn)
         except (sa_exc.SQLAlchemyError, sqlite3.Error, UnicodeEncodeError) as error:
             kind = classify_error(error).kind
@@ -709,7 +712,8 @@ def keep_requiring_schema(engine: Engine) -> None:
 
 
 _READ_VERSION: Final = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608
-_BEGIN_AND_READ_VERSION: Final = f"BEGIN; {_READ_VERSION}"
+# The class of statements that a schema can't take: what they name isn't there.
+_UNDEFINED: Final = "42"
 
 
 def _require_needed(versions: Sequence[str], conn: Connection) -> None:

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from reconciler.core.canonical import canonical_json
 from reconciler.core.model import CONTENT_NONE, KIND_TOOL_STARTED
 from reconciler.errors import Conflict, InvalidInput, NotBegun, StoreFault
+from reconciler.store.database_errors import ErrorKind, classify_error
 from reconciler.store.dialect import in_list, is_postgresql
 from reconciler.store.fence import AttemptRef, Held, fence_error, hold
 from reconciler.store.new_entries import PreparedEntry, require_id
@@ -54,15 +56,14 @@ _COLUMNS: Final = ", ".join(_NAMES)
 _WRITE_PG: Final = (
     "WITH r ({columns}, payload) AS MATERIALIZED ({rows}),"
     " e AS (INSERT INTO entries (session_id, submission_id, attempt_id, write_ahead, created_at, {columns})"
-    " SELECT %(session_id)s, %(submission_id)s, %(attempt_id)s, true, %(now)s::timestamptz, {columns} FROM r"
-    " ON CONFLICT DO NOTHING RETURNING 1),"
+    " SELECT %(session_id)s, %(submission_id)s, %(attempt_id)s, true, %(now)s::timestamptz, {columns} FROM r),"
     " p AS (INSERT INTO entry_payloads (session_id, entry_id, payload)"
-    " SELECT %(session_id)s, id, payload FROM r WHERE payload IS NOT NULL ON CONFLICT DO NOTHING RETURNING 1),"
+    " SELECT %(session_id)s, id, payload FROM r WHERE payload IS NOT NULL),"
     " x AS (UPDATE sessions SET version = version + %(number)s, last_seq = %(last_seq)s, leaf_entry_id = %(leaf)s,"
     " updated_at = %(now)s::timestamptz WHERE id = %(session_id)s),"
     " a AS (UPDATE attempts SET progress_at = %(now)s::timestamptz"
     " WHERE session_id = %(session_id)s AND attempt_id = %(attempt_id)s AND %(progress)s::boolean)"
-    " SELECT (SELECT count(*) FROM e) + (SELECT count(*) FROM p)"
+    " SELECT"
 )
 _ROW_FIELDS: Final = (*_FIELDS, ("payload", "text"))
 _WRITE_ONE_PG: Final = _WRITE_PG.format(
@@ -106,21 +107,21 @@ _UPDATE_PROGRESS: Final = Prepared(
 def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *, parent_id: str | None) -> bool:
     """Hang *chain* below *parent_id*, each entry below the one before it; the last becomes the leaf.
 
-    The caller holds the locks and has asked the fence. Returns False where an id is taken: the caller rolls back.
+    The caller holds the locks and has asked the fence, and writes nothing behind it. Returns False where an id is
+    taken: the caller rolls back.
     """
+    if is_postgresql(conn):
+        return write_last(conn, chain_query(held, chain, parent_id=parent_id))
     last_seq: int = held.row.session_last_seq
     parents = (parent_id, *(entry.id for entry in chain[:-1]))
     progress = any(entry.is_progress for entry in chain)
-    expected = written_by(chain)
+    expected = len(chain) + sum(entry.payload is not None for entry in chain)
     common = {
         "session_id": held.ref.session_id,
         "submission_id": held.ref.submission_id,
         "attempt_id": held.ref.attempt_id,
         "now": held.now,
     }
-    if is_postgresql(conn):
-        ((written,),) = send(conn, chain_query(held, chain, parent_id=parent_id))[0]
-        return bool(written == expected)
     rows = [
         {
             **common,
@@ -149,7 +150,7 @@ def write_chain(conn: Connection, held: Held, chain: Sequence[PreparedEntry], *,
 
 
 def chain_query(held: Held, chain: Sequence[PreparedEntry], *, parent_id: str | None) -> Query:
-    """Return PostgreSQL's statement of `write_chain`; its one row counts the entries and payloads that were written."""
+    """Return PostgreSQL's statement of `write_chain`; it fails where an id is taken."""
     last_seq: int = held.row.session_last_seq
     common = {
         "session_id": held.ref.session_id,
@@ -177,9 +178,15 @@ def chain_query(held: Held, chain: Sequence[PreparedEntry], *, parent_id: str | 
     }
 
 
-def written_by(chain: Sequence[PreparedEntry]) -> int:
-    """Return how many entries and payloads a chain writes."""
-    return len(chain) + sum(entry.payload is not None for entry in chain)
+def write_last(conn: Connection, *queries: Query) -> bool:
+    """Send the last writes of a transaction to PostgreSQL; False where an id is taken: the caller rolls back."""
+    try:
+        send(conn, *queries, last=True)
+    except IntegrityError as error:
+        if classify_error(error).kind is ErrorKind.UNIQUE:
+            return False
+        raise
+    return True
 
 
 class IdTaken(StoreFault):

@@ -22,7 +22,7 @@ from reconciler.errors import AttemptLost, NotFound
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.prepared import Prepared
 from reconciler.store.schema import attempts, sessions, settled_ids, submissions
-from reconciler.store.sending import send
+from reconciler.store.sending import Query, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,12 @@ def lock_submission(conn: Connection, session_id: str, submission_id: str, *, wi
     )
 
 
+def sent_first(ref: AttemptRef, *, wide: bool = True) -> tuple[Query, ...]:
+    """Return what `hold` sends on PostgreSQL, to go ahead with the transaction's beginning (`run_transaction`)."""
+    keys = {"session": ref.session_id, "submission": ref.submission_id, "attempt": ref.attempt_id}
+    return (_LOCK_PG[wide], keys), (_ATTEMPT_PG, keys)
+
+
 def hold(conn: Connection, ref: AttemptRef, *, wide: bool = True) -> Held:
     """Lock the session's and the submission's row, then read the attempt and the clock.
 
@@ -171,9 +177,8 @@ def hold(conn: Connection, ref: AttemptRef, *, wide: bool = True) -> Held:
         NotFound: there is no such submission.
     """
     if is_postgresql(conn):
-        keys = {"session": ref.session_id, "submission": ref.submission_id, "attempt": ref.attempt_id}
         # In one round trip, each with a snapshot of its own: the second sees what was committed before the locks.
-        locked, found = send(conn, (_LOCK_PG[wide], keys), (_ATTEMPT_PG, keys))
+        locked, found = send(conn, *sent_first(ref, wide=wide))
         if locked:
             row: Any = (_Wide if wide else _Narrow)._make(locked[0])
             attempt: Any = _AttemptRow._make(found[0]) if found else None

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from reconciler.core.states import SubmissionStatus
 from reconciler.store.admission import Admitted, PreparedSubmission
-from reconciler.store.sending import send
+from reconciler.store.sending import Query, send
 
 # The session's row is locked by it, made where there is none; the ticket is taken under the lock (I5).
 _TICKET: Final = (
@@ -56,18 +56,7 @@ def admit_new(conn: Connection, one: PreparedSubmission) -> Admitted:
     Raises:
         NotUsual: the id is known, or the session is not ours; the transaction is to be rolled back.
     """
-    keys = {
-        "session": one.session_id,
-        "submission": one.submission_id,
-        "kind": one.kind,
-        "digest": one.digest,
-        "hints": one.entity_hints,
-        "facts": one.fact_count,
-        "limits": one.limits,
-        "deadline": one.deadline_s,
-        "payload": one.payload,
-    }
-    _, rows = send(conn, (_TICKET, keys), (_ADMIT, keys))
+    _, rows = send(conn, *sent_first(one))
     if not rows:
         raise NotUsual
     ((ticket, admitted_at, deadline_at),) = rows
@@ -80,3 +69,19 @@ def admit_new(conn: Connection, one: PreparedSubmission) -> Admitted:
         admitted_at=admitted_at,
         deadline_at=deadline_at,
     )
+
+
+def sent_first(one: PreparedSubmission) -> tuple[Query, ...]:
+    """Return what `admit_new` sends, to go ahead with the transaction's beginning (`run_transaction`)."""
+    keys = {
+        "session": one.session_id,
+        "submission": one.submission_id,
+        "kind": one.kind,
+        "digest": one.digest,
+        "hints": one.entity_hints,
+        "facts": one.fact_count,
+        "limits": one.limits,
+        "deadline": one.deadline_s,
+        "payload": one.payload,
+    }
+    return (_TICKET, keys), (_ADMIT, keys)

@@ -11,10 +11,12 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.engine import Connection
+
+from reconciler.store import rounds
 
 Query = tuple[str, Mapping[str, Any]]
 
@@ -25,33 +27,95 @@ def is_listened_to(conn: Connection) -> bool:
     return bool(listeners.before_cursor_execute or listeners.after_cursor_execute)
 
 
-def send(conn: Connection, *queries: Query) -> list[Sequence[Any]]:
+def send(conn: Connection, *queries: Query, last: bool = False) -> list[Sequence[Any]]:
     """Send *queries* (text with ``%(name)s``, parameters) and return the rows of each, as plain tuples.
+
+    What went ahead with the transaction's beginning is not sent again, if it is asked for in its order. *last*: nothing
+    follows, whatever the answers are, so COMMIT goes with them; not for work that must not be done twice where the
+    connection is lost meanwhile.
 
     Raises:
         DBAPIError (of SQLAlchemy): as its own execution would; a lost connection is invalidated.
     """
     if is_listened_to(conn):
         return [_rows(conn.exec_driver_sql(text, dict(parameters))) for text, parameters in queries]
+    ahead: _Ahead | None = conn.info.pop(_AHEAD, None)
+    if ahead is not None and ahead.queries[: len(queries)] == queries:
+        rest = _Ahead(ahead.queries[len(queries) :], ahead.rows[len(queries) :])
+        if rest.queries:
+            conn.info[_AHEAD] = rest
+        return ahead.rows[: len(queries)]
+    return _sent(conn, (*queries, _COMMIT) if last else queries)[: len(queries)]
+
+
+def send_ahead(conn: Connection, *queries: Query, ahead: Sequence[Query]) -> list[Sequence[Any]]:
+    """Send *queries* and then *ahead* in one round trip; return the rows of the first, and keep those of the second.
+
+    `send` gives them out to who asks the same, in this order, before anything else. For the transaction's beginning
+    alone, which no listener sees; of an engine that is listened to *ahead* is left to `send`.
+
+    Raises:
+        DBAPIError (of SQLAlchemy): as its own execution would.
+    """
+    if not ahead or is_listened_to(conn):
+        return _sent(conn, queries)
+    rows = _sent(conn, (*queries, *ahead))
+    conn.info[_AHEAD] = _Ahead(tuple(ahead), rows[len(queries) :])
+    return rows[: len(queries)]
+
+
+def forget_ahead(conn: Connection) -> None:
+    """Forget what went ahead and was not asked for."""
+    conn.info.pop(_AHEAD, None)
+
+
+class _Ahead(NamedTuple):
+    queries: tuple[Query, ...]
+    rows: list[Sequence[Any]]
+
+
+_AHEAD: Final = "reconciler_ahead"
+_COMMIT: Final[Query] = ("COMMIT", {})
+
+
+def forget_prepared(conn: Connection) -> None:
+    """Take note that the driver has rolled back: it may have taken all prepared statements from the connection."""
+    known = None if conn.invalidated else conn.info.get(_PREPARED)
+    if known is not None:
+        known.forget()
+
+
+_PREPARED: Final = "reconciler_prepared"
+
+
+def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
     import psycopg
 
     driver: Any = conn.connection.driver_connection
-    cursors = []
+    statements = []
+    for text, parameters in queries:
+        numbered, names = _numbered(text)
+        statements.append((numbered, [parameters[name] for name in names]))
     try:
-        if len(queries) == 1:
-            cursors.append(_sent(driver, *queries[0]))
-        else:
-            with driver.pipeline():
-                for text, parameters in queries:
-                    cursors.append(_sent(driver, text, parameters))
-        return [_fetched(cursor) for cursor in cursors]
+        known = conn.info.get(_PREPARED)
+        if known is None:
+            known = conn.info[_PREPARED] = rounds.PreparedNames()
+        if not driver.autocommit and not rounds.is_in_transaction(driver):
+            # The driver's cursors begin it by themselves, too.
+            return list(rounds.exchange(driver, known, [(rounds.begin_text(driver), ()), *statements])[1:])
+        return list(rounds.exchange(driver, known, statements))
     except psycopg.Error as error:
-        is_lost = bool(driver.closed)
+        is_lost = bool(driver.closed) or rounds.is_under_way(driver)
         if is_lost:
             conn.invalidate(error)
         raise sa_exc.DBAPIError.instance(
             "sent to the driver", None, error, psycopg.Error, connection_invalidated=is_lost, dialect=conn.dialect
         ) from error
+    except BaseException:
+        if rounds.is_under_way(driver):
+            # Interrupted in the middle: answers will come that nobody waits for.
+            conn.invalidate()
+        raise
 
 
 def execute_sqlite(conn: Connection, text: str, *several: Sequence[Any] | Mapping[str, Any]) -> Any:
@@ -70,35 +134,19 @@ def execute_sqlite(conn: Connection, text: str, *several: Sequence[Any] | Mappin
         raise sa_exc.DBAPIError.instance(text, None, error, sqlite3.Error, dialect=conn.dialect) from error
 
 
-def _sent(driver: Any, text: str, parameters: Mapping[str, Any]) -> Any:
-    import psycopg
-
-    numbered, names = _numbered(text)
-    return psycopg.RawCursor(driver).execute(numbered, [parameters[name] for name in names])
-
-
 @lru_cache(maxsize=512)
-def _numbered(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement as the server takes it, and the names of its parameters in the order of their numbers.
-
-    The driver does the same at each execution of a statement of some length.
-    """
+def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return a statement as the server takes it, and the names of its parameters in the order of their numbers."""
     names: dict[str, int] = {}
 
     def number(found: re.Match[str]) -> str:
         return "%" if found[0] == "%%" else f"${names.setdefault(found[1], len(names) + 1)}"
 
-    return _PLACE.sub(number, text), tuple(names)
+    return _PLACE.sub(number, text).encode(), tuple(names)
 
 
 _PLACE: Final = re.compile(r"%%|%\((\w+)\)s")
 
 
 def _rows(result: Any) -> Sequence[Any]:
-    return [tuple(row) for row in result] if result.returns_rows else ()
-
-
-def _fetched(cursor: Any) -> Sequence[Any]:
-    # Not by its description: an object would be made for each column.
-    result = cursor.pgresult
-    return cursor.fetchall() if result is not None and result.nfields else ()
+    return [tuple(row) for row in result] if result.returns_rows else []

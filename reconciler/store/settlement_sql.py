@@ -110,19 +110,24 @@ def _columns_of(row_type: type[Any], alias: str, *but: str) -> str:
 
 
 @cache
-def _postgresql_statement() -> str:
+def _postgresql_statement(*, has_entries: bool, has_attempts: bool, has_pushes: bool) -> str:
+    # What there are no rows for is left out: each part costs the server its preparation, whatever it writes.
     # Everything is driven by what ``sub`` returns: a row that lost the guard writes nothing anywhere. The parts see one
     # snapshot, taken after the caller's locks, so the guard compares what is true now. What ``sub`` returns is the
     # whole decision, so that nothing is joined again. The sessions and attempts of the guard are looked up one by one
     # (LIMIT keeps the planner from reading them whole while the tables are small), and the condition on what was
     # looked up lets it expect few rows, so that everything behind goes by index too. "Unsettled" is asked by
     # ``settled_at``, not by the status: the partial index of unsettled rows would be walked for each.
+    rows = {"w": _unnest("w", DecisionRow), "k": _unnest("k", Kind, "n")}
+    if has_entries:
+        rows["m"] = _unnest("m", EntryRow)
+    if has_attempts:
+        rows["t"] = _unnest("t", AttemptRow)
+    if has_pushes:
+        rows["p"] = _unnest("p", PushRow)
+    given = ",\n".join(f"{name} AS MATERIALIZED ({text})" for name, text in rows.items())
     return f"""
-WITH w AS MATERIALIZED ({_unnest("w", DecisionRow)}),
-k AS MATERIALIZED ({_unnest("k", Kind, "n")}),
-m AS MATERIALIZED ({_unnest("m", EntryRow)}),
-t AS MATERIALIZED ({_unnest("t", AttemptRow)}),
-p AS MATERIALIZED ({_unnest("p", PushRow)}),
+WITH {given},
 g AS MATERIALIZED (
   SELECT {_columns_of(DecisionRow, "w", "kind")}, {_columns_of(Kind, "k")}, x.last_seq
   FROM w
@@ -158,17 +163,12 @@ ent AS (
   SELECT session_id, last_seq + last_number, {_ENTRY_ID}submission_id, parent_id, '{KIND_SUBMISSION_SETTLED}', NULL,
     submission_id, NULL, 'none', true, true, %(now)s::timestamptz
   FROM sub WHERE settles
-  UNION ALL
-  SELECT m.session_id, sub.last_seq + m.number, m.id, m.parent_id, m.kind, m.role, m.submission_id, m.tool_call_id,
-    m.content, true, true, %(now)s::timestamptz
-  FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id
+  {_MORE_ENTRIES if has_entries else ""}
 ),
 pay AS (
   INSERT INTO entry_payloads (session_id, entry_id, payload)
   SELECT session_id, {_ENTRY_ID}submission_id, payload FROM sub WHERE settles
-  UNION ALL
-  SELECT m.session_id, m.id, m.payload
-  FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id
+  {_MORE_PAYLOADS if has_entries else ""}
 ),
 att AS (
   UPDATE attempts a SET
@@ -179,9 +179,7 @@ att AS (
   FROM (
     SELECT session_id, guard_attempt AS attempt_id, end_kind, NULL AS end_reason, NULL AS end_digest, false AS counted
     FROM sub WHERE end_kind IS NOT NULL
-    UNION ALL
-    SELECT t.session_id, t.attempt_id, t.end_kind, t.end_reason, t.end_digest, t.counted
-    FROM t JOIN sub ON sub.session_id = t.session_id AND sub.submission_id = t.submission_id
+    {_MORE_ATTEMPTS if has_attempts else ""}
   ) t
   WHERE a.session_id = t.session_id AND a.attempt_id = t.attempt_id
 ),
@@ -193,27 +191,48 @@ dec AS (
     advice, reason, gate, state, detail, decision_outcome, COALESCE(guard_attempt, attempt_id), attempt_end, evidence,
     inspection, plan, not_before, reconcile_at, guard_version, new_revision, note
   FROM sub
-),
-psh AS (
-  UPDATE submissions s SET reconcile_at = p.reconcile_at
-  FROM p
-  WHERE s.session_id = p.session_id AND s.id = p.submission_id AND s.revision = p.revision AND s.settled_at IS NULL
-)
+){_PUSHED if has_pushes else ""}
 SELECT session_id, submission_id FROM sub
 """
 
 
-def write_postgresql(conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: datetime) -> set[tuple[str, str]]:
+_MORE_ENTRIES: Final = """UNION ALL
+  SELECT m.session_id, sub.last_seq + m.number, m.id, m.parent_id, m.kind, m.role, m.submission_id, m.tool_call_id,
+    m.content, true, true, %(now)s::timestamptz
+  FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id"""
+_MORE_PAYLOADS: Final = """UNION ALL
+  SELECT m.session_id, m.id, m.payload
+  FROM m JOIN sub ON sub.session_id = m.session_id AND sub.submission_id = m.submission_id"""
+_MORE_ATTEMPTS: Final = """UNION ALL
+    SELECT t.session_id, t.attempt_id, t.end_kind, t.end_reason, t.end_digest, t.counted
+    FROM t JOIN sub ON sub.session_id = t.session_id AND sub.submission_id = t.submission_id"""
+_PUSHED: Final = """,
+psh AS (
+  UPDATE submissions s SET reconcile_at = p.reconcile_at
+  FROM p
+  WHERE s.session_id = p.session_id AND s.id = p.submission_id AND s.revision = p.revision AND s.settled_at IS NULL
+)"""
+
+
+def write_postgresql(
+    conn: Connection, rows: Rows, pushes: Sequence[PushRow], now: datetime, *, last: bool
+) -> set[tuple[str, str]]:
     """Write everything in one statement; return the keys of the submissions that landed."""
     parameters: dict[str, Any] = {"now": now, "pass_id": rows.pass_id}
     kinds = {id(row.kind): row.kind for row in rows.decisions}
     numbers = {name: number for number, name in enumerate(kinds, start=1)}
     parameters |= _arrays("k", Kind, list(kinds.values()))
     parameters |= _arrays("w", DecisionRow, [(numbers[id(row[0])], *row[1:]) for row in rows.decisions])
-    parameters |= _arrays("m", EntryRow, rows.entries)
-    parameters |= _arrays("t", AttemptRow, rows.attempts)
-    parameters |= _arrays("p", PushRow, pushes)
-    (found,) = send(conn, (_postgresql_statement(), parameters))
+    if rows.entries:
+        parameters |= _arrays("m", EntryRow, rows.entries)
+    if rows.attempts:
+        parameters |= _arrays("t", AttemptRow, rows.attempts)
+    if pushes:
+        parameters |= _arrays("p", PushRow, pushes)
+    statement = _postgresql_statement(
+        has_entries=bool(rows.entries), has_attempts=bool(rows.attempts), has_pushes=bool(pushes)
+    )
+    (found,) = send(conn, (statement, parameters), last=last)
     return {(row[0], row[1]) for row in found}
 
 

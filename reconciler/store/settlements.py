@@ -154,6 +154,7 @@ def apply_decisions(
     now: datetime,
     pass_id: str | None = None,
     pushes: Sequence[Push] = (),
+    last: bool = False,
 ) -> list[Landed | Refused]:
     """Write the decisions that still hold, in order of *writes*; push *pushes* on.
 
@@ -166,7 +167,8 @@ def apply_decisions(
     submission, and for a native session, in one call; a mirrored session may have several.
 
     *now* is the database's clock, read after the locks. One statement on PostgreSQL (and one more where a row was
-    refused, for the reason); on SQLite a constant number, whatever the number of rows.
+    refused, for the reason); on SQLite a constant number, whatever the number of rows. *last*: whatever lands, the
+    transaction ends with it (see `sending.send`).
 
     Raises:
         InvalidInput: a decision that writes nothing, a settlement without an outcome to write, or two for one row.
@@ -176,7 +178,7 @@ def apply_decisions(
     if not writes and not pushes:
         return []
     if is_postgresql(conn):
-        landed = sql.write_postgresql(conn, _rows(writes, pass_id), _push_rows(pushes), now)
+        landed = sql.write_postgresql(conn, _rows(writes, pass_id), _push_rows(pushes), now, last=last)
     else:
         landed = sql.write_sqlite(conn, _rows(writes, pass_id), _push_rows(pushes), now)
     return _results(conn, writes, landed)

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from reconciler.service import refine, runner, session_import
+from reconciler.store import rounds
 from tests.proof import driver, hands
 
 CHANGED = (
@@ -22,6 +23,7 @@ CHANGED = (
     (refine, "make_engine"),
     (session_import, "PIECE_ENTRIES"),
     (sqlite3, "connect"),
+    (rounds, "exchange"),
     (psycopg.Cursor, "execute"),
     (psycopg.Cursor, "executemany"),
     (psycopg.Connection, "commit"),

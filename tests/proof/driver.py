@@ -11,9 +11,12 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
+
+from reconciler.store import rounds
 
 _TEXT_MAX = 20_000
 
@@ -116,6 +119,15 @@ def install() -> None:
             return _around(query, lambda: _original(self, query, *args, **settings))
 
         setattr(psycopg.Cursor, name, watched)
+    exchange = rounds.exchange
+
+    def one_by_one(connection: Any, prepared: Any, statements: Any) -> Any:
+        # What travels together comes to the same as what is sent in its order: with a death between any two.
+        if _watch is None:
+            return exchange(connection, prepared, statements)
+        return [_around(one[0], partial(exchange, connection, prepared, [one]))[0] for one in statements]
+
+    setattr(rounds, "exchange", one_by_one)  # noqa: B010
     for name in ("commit", "rollback"):
         original = getattr(psycopg.Connection, name)
 

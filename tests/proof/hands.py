@@ -129,8 +129,8 @@ def seeded(seed: str) -> Iterator[None]:
 class _RepeatingRunner(Runner):
     """A runner whose every call was tried before, its answer lost."""
 
-    def _write(self, work: Any, *, patience_s: float | None = None) -> Any:
-        return super()._write(lambda conn, _: work(conn, True), patience_s=patience_s)
+    def _write(self, work: Any, **settings: Any) -> Any:
+        return super()._write(lambda conn, _: work(conn, True), **settings)
 
 
 @dataclass

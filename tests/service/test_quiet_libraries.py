@@ -7,10 +7,10 @@ import sys
 
 _LOSES_ITS_SERVER = """
 import sys
-from reconciler.errors import DatabaseUnavailable
+import psycopg
 from reconciler import Runner
+from reconciler.errors import ReconcilerError
 from reconciler.store.engine import make_engine, run_transaction
-from reconciler.store.sending import send
 
 if len(sys.argv) > 2:
     import logging
@@ -19,14 +19,16 @@ if len(sys.argv) > 2:
 runner = Runner(sys.argv[1], notify=False)
 
 def work(conn):
-    ((pid,),) = send(conn, ("SELECT pg_backend_pid()", {}))[0]
+    pid = conn.exec_driver_sql("SELECT pg_backend_pid()").scalar()
     with make_engine(sys.argv[1]).connect() as other:
         other.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 10000)")
-    send(conn, ("SELECT 1", {}), ("SELECT 2", {}))
+    with conn.connection.driver_connection.pipeline() as pipeline:
+        for number in (1, 2):
+            conn.connection.driver_connection.execute(f"SELECT {number}")
 
 try:
     run_transaction(runner._engine, work, attempts=1)
-except DatabaseUnavailable:
+except (psycopg.Error, ReconcilerError):
     print("lost")
 runner.close()
 """

@@ -103,7 +103,7 @@ def test_statements_sent_together_are_one_transaction_and_each_sees_what_came_be
     count = "SELECT count(*) FROM settled_ids"
     with begin(engine) as conn:
         found = send(conn, (statement, {"s": "a"}), (count, {}), (statement, {"s": "b"}), (count, {}))
-    assert [(), [(1,)], (), [(2,)]] == found
+    assert [[], [(1,)], [], [(2,)]] == found
     with pytest.raises(Exception, match="undone"), begin(engine) as conn:
         send(conn, (statement, {"s": "c"}))
         raise RuntimeError("undone")

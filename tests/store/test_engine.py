@@ -29,7 +29,7 @@ from reconciler.errors import (
     StoreConflict,
 )
 from reconciler.store import engine as store
-from reconciler.store import migrate
+from reconciler.store import migrate, rounds
 from reconciler.store.dialect import db_now, is_postgresql
 from reconciler.store.engine import EngineSettings, begin, make_engine, read, require_schema, run_transaction
 from reconciler.store.schema import audit
@@ -409,7 +409,7 @@ def test_a_write_takes_a_round_trip_to_begin_and_leaves_the_connection_as_it_was
     engine = engine_factory(postgresql_url)
     require_schema(engine)
     sent: list[str] = []
-    execute = psycopg.Cursor.execute
+    execute, exchange = psycopg.Cursor.execute, rounds.exchange
 
     def ping(*_: Any) -> bool:
         sent.append("ping")
@@ -419,12 +419,19 @@ def test_a_write_takes_a_round_trip_to_begin_and_leaves_the_connection_as_it_was
         sent.append(str(query))
         return execute(cursor, query, *arguments, **settings)
 
+    def together(driver: Any, prepared: Any, statements: Any) -> Any:
+        sent.append("; ".join(text.decode() for text, _ in statements))
+        return exchange(driver, prepared, statements)
+
     monkeypatch.setattr(type(engine.dialect), "do_ping", ping)
     monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    monkeypatch.setattr(rounds, "exchange", together)
     with begin(engine) as conn:
         conn.exec_driver_sql("SELECT 1")
         driver = conn.connection.driver_connection
-    assert ["BEGIN; SELECT version_num FROM alembic_version", "SELECT 1"] == sent
+    # Of the kind that the connection was set back to after it was looked at.
+    beginning = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version_num FROM alembic_version"
+    assert [beginning, "SELECT 1"] == sent
     with pytest.raises(ZeroDivisionError), begin(engine) as conn:
         note(conn, "never")
         raise ZeroDivisionError
