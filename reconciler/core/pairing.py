@@ -28,9 +28,8 @@ class Pairing:
 
     nodes: Sequence[SessionEntry]
     length: int
-    # Of the branches' nodes too. Path nodes hang from the one before; -1: from nothing that was given.
-    parents: Sequence[int]
-    # Empty lists where there is nothing but the path.
+    # Empty both where there is nothing but the path. Path nodes hang from the one before; -1: from nothing that was given.
+    parents: Sequence[int] = ()
     children: Sequence[Sequence[int]] = ()
     # How far a node is from its root; it tells on one path which of two nodes comes first.
     depths: Sequence[int] = ()
@@ -107,7 +106,7 @@ class _Scanner:
 
 def pair_path(path: Sequence[SessionEntry]) -> Pairing:
     """Pair the calls and results of one path."""
-    pairing = Pairing(path, len(path), parents=range(-1, len(path) - 1), depths=range(len(path)))
+    pairing = Pairing(path, len(path), depths=range(len(path)))
     scanner = _Scanner(pairing)
     for node in range(len(path)):
         scanner.enter(node)
