@@ -28,7 +28,7 @@ class Pairing:
 
     nodes: Sequence[SessionEntry]
     length: int
-    # Empty both where there is nothing but the path. Path nodes hang from the one before; -1: from nothing that was given.
+    # Both are empty where there is nothing but the path. Its nodes hang from the one before; -1: from nothing given.
     parents: Sequence[int] = ()
     children: Sequence[Sequence[int]] = ()
     # How far a node is from its root; it tells on one path which of two nodes comes first.
