@@ -442,6 +442,8 @@ def test_a_stop_of_a_sidechain_of_a_machine_or_of_another_turn_is_none() -> None
         linear(IN, other("x", stopped_by="user", is_sidechain=True)),
         linear(IN, other("x", stopped_by="crash")),
         linear(other("x", stopped_by="user"), IN),
+        linear(user("y", OTHER), other("x", stopped_by="user")),
+        linear(other("x", stopped_by="user")),
         linear(user("in", stopped_by="user")),
         linear(IN, user("y", OTHER), other("x", stopped_by="user")),
     ):
