@@ -321,6 +321,11 @@ def test_a_person_who_steers_after_an_answer_asks_for_another_one() -> None:
     assert (inspection.detail, inspection.input_entry_id) == (Detail.INPUT_ONLY, "steer")
 
 
+def test_behind_a_settlement_the_input_is_named_where_there_is_one() -> None:
+    assert "in" == inspect_submission(linear(IN, settled()), SUBMISSION).input_entry_id
+    assert inspect_submission(linear(settled()), SUBMISSION).input_entry_id is None
+
+
 def test_what_came_before_the_last_input_is_past() -> None:
     path = linear(
         IN,
