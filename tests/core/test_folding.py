@@ -421,6 +421,15 @@ def test_the_error_of_the_attempt_asked_about_is_found_folded_too(later: list[Se
             assert error == turn_evidence(walk.path, inspection, attempt_id=ATTEMPT).error_entry_id
 
 
+def test_without_an_attempt_asked_about_the_turns_own_error_is_found_folded_too() -> None:
+    recorded = assistant("s", "error", attempt_id="a2", is_synthetic=True)
+    entries = linear(user(), assistant("e", "stop", attempt_id=ATTEMPT), recorded, other("o1"), other("o2"))
+    for size in (1, 2, 3):
+        walk = same(entries, "o2", 1, size, None)
+        assert walk is not None
+        assert "s" == turn_evidence(walk.path, inspect_walk(walk, SUBMISSION)).error_entry_id
+
+
 def test_the_last_answer_above_which_the_path_is_torn_counts_folded_too() -> None:
     torn = other("x", KIND_UNREADABLE)
     answers = [assistant("a", "stop", submission_id=SUBMISSION), assistant("b", "error", submission_id=SUBMISSION)]
