@@ -423,7 +423,9 @@ def test_the_error_of_the_attempt_asked_about_is_found_folded_too(later: list[Se
 
 def test_without_an_attempt_asked_about_the_turns_own_error_is_found_folded_too() -> None:
     recorded = assistant("s", "error", attempt_id="a2", is_synthetic=True)
-    entries = linear(user(), assistant("e", "stop", attempt_id=ATTEMPT), recorded, other("o1"), other("o2"))
+    # Another message behind it, for which it would not be kept.
+    filler = assistant("f", "stop", attempt_id="a2", is_synthetic=True)
+    entries = linear(user(), assistant("e", "stop", attempt_id=ATTEMPT), recorded, filler, other("o1"), other("o2"))
     for size in (1, 2, 3):
         walk = same(entries, "o2", 1, size, None)
         assert walk is not None
