@@ -475,6 +475,15 @@ def test_a_sound_and_finished_turn_wants_nothing_more() -> None:
     assert not facts_wanted(walk, inspect_walk(walk, SUBMISSION, settlement=settlement))
 
 
+def test_the_call_of_a_result_is_not_looked_for_where_the_answer_does_not_ask_for_it() -> None:
+    path = linear(other("above"), IN, result("r", "t1"), assistant("a", "stop"))
+    walk = LeafWalk("a", SUBMISSION)
+    walk.feed(path[1:])
+    assert walk.calls_lacking
+    assert "above" == walk.wanted
+    assert not facts_wanted(walk, inspect_walk(walk, SUBMISSION))
+
+
 @pytest.mark.parametrize(("call_id", "expected"), [("t1", {FactsWanted.CALLS_ABOVE}), (None, set())])
 def test_an_orphan_result_wants_the_calls_above_if_it_names_one(
     call_id: str | None, expected: set[FactsWanted]
