@@ -580,3 +580,12 @@ def test_an_error_before_a_later_message_of_the_attempt_is_over() -> None:
 def test_evidence_stops_at_another_persons_input() -> None:
     path = linear(IN, assistant("a", "error"), user("x", OTHER), assistant("b", "stop"))
     assert turn_evidence(path, 0).last_response_entry_id == "a"
+
+
+def test_the_evidence_is_of_what_is_behind_the_input_alone() -> None:
+    path = linear(assistant("z", "error"), user("x", OTHER), IN, assistant("a", "error"))
+    for asked in (inspect_submission(path, SUBMISSION), 2):
+        evidence = turn_evidence(path, asked)
+        assert ("a", "a") == (evidence.last_response_entry_id, evidence.error_entry_id)
+    for nowhere in (-1, len(path), len(path) + 1):
+        assert turn_evidence(path, nowhere).last_response_entry_id is None
