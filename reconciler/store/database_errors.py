@@ -38,6 +38,8 @@ class ErrorKind(StrEnum):
     LOCK_TIMEOUT = "lock_timeout"
     SERIALIZATION = "serialization"
     DEADLOCK = "deadlock"
+    # A prepared statement is gone from the connection; it is prepared anew.
+    UNPREPARED = "unprepared"
     # The connection is gone in the middle: what a COMMIT did is not known.
     CONNECTION_LOST = "connection_lost"
     # No connection could be made: nothing was done.
@@ -62,7 +64,9 @@ class ErrorKind(StrEnum):
     OTHER = "other"
 
 
-RETRYABLE: Final = frozenset({ErrorKind.LOCKED, ErrorKind.LOCK_TIMEOUT, ErrorKind.SERIALIZATION, ErrorKind.DEADLOCK})
+RETRYABLE: Final = frozenset(
+    {ErrorKind.LOCKED, ErrorKind.LOCK_TIMEOUT, ErrorKind.SERIALIZATION, ErrorKind.DEADLOCK, ErrorKind.UNPREPARED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ _POSTGRESQL: Final = {
     "40001": ErrorKind.SERIALIZATION,
     "40P01": ErrorKind.DEADLOCK,
     "40": ErrorKind.SERIALIZATION,
+    "26000": ErrorKind.UNPREPARED,
     "55P03": ErrorKind.LOCK_TIMEOUT,
     "55006": ErrorKind.LOCKED,
     "57014": ErrorKind.TIMEOUT,
@@ -263,7 +268,7 @@ def translate_error(error: BaseException, database: str = "the database") -> Rec
                 detail=detail,
                 hint="try again; if it stays so, look for a program that keeps a transaction open",
             )
-        case ErrorKind.SERIALIZATION | ErrorKind.DEADLOCK:
+        case ErrorKind.SERIALIZATION | ErrorKind.DEADLOCK | ErrorKind.UNPREPARED:
             return StoreConflict(f"could not write to {database}: {found.text}", detail=detail, hint="try again")
         case ErrorKind.CONNECTION_LOST:
             return DatabaseUnavailable(

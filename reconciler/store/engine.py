@@ -33,7 +33,14 @@ from reconciler.errors import (
 )
 from reconciler.store.database_errors import RETRYABLE, ErrorKind, classify_error, translate_error
 from reconciler.store.dialect import CLOCK_OPTION, Clock, is_postgresql, is_sqlite, system_clock
-from reconciler.store.sending import Query, execute_sqlite, forget_ahead, forget_prepared, send_ahead
+from reconciler.store.sending import (
+    Query,
+    execute_sqlite,
+    forget_ahead,
+    forget_prepared,
+    forget_prepared_at_reset,
+    send_ahead,
+)
 from reconciler.store.sqlite_file import SqliteFile, file_at
 
 T = TypeVar("T")
@@ -452,6 +459,7 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
             hint="install the extra: session-reconciler[postgres]",
         ) from error
     sa.event.listen(engine, "rollback", forget_prepared)
+    sa.event.listen(engine, "reset", lambda driver, record, _state: forget_prepared_at_reset(driver, record))
     ping = engine.dialect.do_ping
     engine.dialect.do_ping = lambda dbapi_connection: _UNPINGED.get() or ping(dbapi_connection)  # type: ignore[method-assign]
     return engine

@@ -79,13 +79,25 @@ _COMMIT: Final[Query] = ("COMMIT", {})
 
 
 def forget_prepared(conn: Connection) -> None:
-    """Take note that the driver has rolled back: it may have taken all prepared statements from the connection."""
-    known = None if conn.invalidated else conn.info.get(_PREPARED)
+    """Take note that the driver rolls back: it may take all prepared statements from the connection."""
+    if not conn.invalidated:
+        _forget(conn.info)
+
+
+def forget_prepared_at_reset(driver: Any, record: Any) -> None:
+    """Take note of a connection that comes back to the pool in the middle of a transaction, which is rolled back."""
+    if rounds.is_in_transaction(driver):
+        _forget(record.info)
+
+
+def _forget(info: Mapping[str, Any]) -> None:
+    known = info.get(_PREPARED)
     if known is not None:
         known.forget()
 
 
 _PREPARED: Final = "reconciler_prepared"
+_NO_SUCH_STATEMENT: Final = "26000"
 
 
 def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
@@ -105,6 +117,9 @@ def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
             return list(rounds.exchange(driver, known, [(rounds.begin_text(driver), ()), *statements])[1:])
         return list(rounds.exchange(driver, known, statements))
     except psycopg.Error as error:
+        if error.sqlstate == _NO_SUCH_STATEMENT:
+            # Other hands took them away. The transaction is over; the next one prepares anew.
+            _forget(conn.info)
         is_lost = bool(driver.closed) or rounds.is_under_way(driver)
         if is_lost:
             conn.invalidate(error)

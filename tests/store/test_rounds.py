@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
 from reconciler.errors import DatabaseUnavailable, InvalidInput, ReconcilerError, SchemaMismatch, StoreConflict
@@ -173,6 +174,36 @@ def test_prepared_statements_survive_rollbacks_and_do_not_pile_up(engine: Engine
         send(conn, ONE)
         assert 6 >= len(prepared_on(conn))
     assert [] == stored(engine)
+
+
+def test_prepared_statements_survive_a_program_that_stops_at_its_commit(engine: Engine) -> None:
+    def stop(_conn: Connection) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(4):
+        for _ in range(7):
+            with begin(engine) as conn:
+                conn.exec_driver_sql("SELECT 2")
+                assert [[(1,)]] == send(conn, ONE)
+        event.listen(engine, "commit", stop)
+        with pytest.raises(KeyboardInterrupt), begin(engine) as conn:
+            send(conn, insertion("a"))
+        event.remove(engine, "commit", stop)
+    assert [] == stored(engine)
+
+
+def test_prepared_statements_that_other_hands_take_away_cost_a_try_no_error(engine: Engine) -> None:
+    tries: list[int] = []
+
+    def work(conn: Connection) -> list[Any]:
+        tries.append(1)
+        if len(tries) == 8:
+            conn.exec_driver_sql("DEALLOCATE ALL")
+        return send(conn, ONE)
+
+    for _ in range(12):
+        assert [[(1,)]] == run_transaction(engine, work, sleep=lambda seconds: None)
+    assert 13 == len(tries)
 
 
 def test_few_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
