@@ -35,10 +35,10 @@ from reconciler.store.database_errors import RETRYABLE, ErrorKind, classify_erro
 from reconciler.store.dialect import CLOCK_OPTION, Clock, is_postgresql, is_sqlite, system_clock
 from reconciler.store.sending import (
     Query,
+    doubt_prepared,
+    doubt_prepared_at_reset,
     execute_sqlite,
     forget_ahead,
-    forget_prepared,
-    forget_prepared_at_reset,
     send_ahead,
 )
 from reconciler.store.sqlite_file import SqliteFile, file_at
@@ -458,8 +458,8 @@ def _postgresql_engine(url: URL, settings: EngineSettings, options: dict[str, An
             f"cannot use {options[_NAME_OPTION]}: the driver psycopg is not installed",
             hint="install the extra: session-reconciler[postgres]",
         ) from error
-    sa.event.listen(engine, "rollback", forget_prepared)
-    sa.event.listen(engine, "reset", lambda driver, record, _state: forget_prepared_at_reset(driver, record))
+    sa.event.listen(engine, "rollback", doubt_prepared)
+    sa.event.listen(engine, "reset", lambda driver, record, _state: doubt_prepared_at_reset(driver, record))
     ping = engine.dialect.do_ping
     engine.dialect.do_ping = lambda dbapi_connection: _UNPINGED.get() or ping(dbapi_connection)  # type: ignore[method-assign]
     return engine

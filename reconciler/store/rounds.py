@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,14 +29,19 @@ class PreparedNames:
         self._uses: OrderedDict[_Key, int] = OrderedDict()
         self._names: OrderedDict[_Key, bytes] = OrderedDict()
         self._made = 0
-        # Sent before anything else the next time.
-        self._first: list[bytes] = []
+        # Names that are not needed any more.
+        self._evicted: list[bytes] = []
+        self.is_doubtful = False
 
-    def forget(self) -> None:
-        """Forget all: a rollback by the driver may have taken them away."""
-        if self._names:
-            self._names.clear()
-            self._first = [b"DEALLOCATE ALL"]
+    def doubt(self) -> None:
+        """Take note that other hands (the driver, at a rollback) may have taken statements away."""
+        self.is_doubtful = bool(self._names or self._evicted)
+
+    def keep(self, names: Collection[bytes]) -> None:
+        """Forget all but *names*, which are all that are there; those that nobody knows are not needed."""
+        self._names = OrderedDict((key, name) for key, name in self._names.items() if name in names)
+        self._evicted = sorted(set(names).difference(self._names.values()))
+        self.is_doubtful = False
 
     def name_of(self, key: _Key, threshold: int | None) -> tuple[bytes | None, bool]:
         """Return the name of a statement that is to be run prepared, and whether it must be prepared first."""
@@ -57,7 +62,7 @@ class PreparedNames:
         # Never a name twice: the statement of a name that was forgotten may be there still.
         name = self._names[key] = b"reconciler_%d" % self._made
         if len(self._names) > PREPARED_MAX:
-            self._first.append(b"DEALLOCATE " + self._names.popitem(last=False)[1])
+            self._evicted.append(self._names.popitem(last=False)[1])
         return name, True
 
     def drop(self, keys: Sequence[_Key]) -> None:
@@ -65,10 +70,10 @@ class PreparedNames:
         for key in keys:
             self._names.pop(key, None)
 
-    def first(self) -> list[bytes]:
-        """Return what is to be sent before anything else."""
-        first, self._first = self._first, []
-        return first
+    def evicted(self) -> list[bytes]:
+        """Return the names that are not needed any more, once."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
 
 def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
@@ -81,6 +86,9 @@ def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statemen
     """
     from psycopg.adapt import PyFormat, Transformer
 
+    if prepared.is_doubtful:
+        # The driver throws all away at a rollback, if it has any of its own; it doesn't say whether it did.
+        prepared.keep(_names_there(driver))
     transformer = Transformer(driver)
     # Whole before anything is sent: a value that can't be converted leaves the connection as it was.
     dumped: list[tuple[bytes, Any, tuple[int, ...], Any]] = []
@@ -94,8 +102,8 @@ def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statemen
     connection.enter_pipeline_mode()
     # Of each result in turn: whether its rows are a statement's.
     wanted: list[bool] = []
-    for text in prepared.first():
-        connection.send_query_params(text, None)
+    for evicted in prepared.evicted():
+        connection.send_query_params(b"DEALLOCATE " + evicted, None)
         # By itself: a transaction's kind can't be chosen any more behind a statement.
         connection.pipeline_sync()
         wanted += [False, False]
@@ -121,6 +129,14 @@ def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statemen
         raise
     connection.exit_pipeline_mode()
     return [_rows(transformer, result) for result, is_wanted in zip(results, wanted, strict=True) if is_wanted]
+
+
+def _names_there(driver: Any) -> set[bytes]:
+    nothing = PreparedNames()
+    rows = exchange(driver, nothing, [(b"SELECT name FROM pg_prepared_statements WHERE name LIKE 'reconciler%'", ())])[
+        0
+    ]
+    return {str(name).encode() for (name,) in rows}
 
 
 def is_under_way(driver: Any) -> bool:

@@ -78,22 +78,22 @@ _AHEAD: Final = "reconciler_ahead"
 _COMMIT: Final[Query] = ("COMMIT", {})
 
 
-def forget_prepared(conn: Connection) -> None:
+def doubt_prepared(conn: Connection) -> None:
     """Take note that the driver rolls back: it may take all prepared statements from the connection."""
     if not conn.invalidated:
-        _forget(conn.info)
+        _doubt(conn.info)
 
 
-def forget_prepared_at_reset(driver: Any, record: Any) -> None:
+def doubt_prepared_at_reset(driver: Any, record: Any) -> None:
     """Take note of a connection that comes back to the pool in the middle of a transaction, which is rolled back."""
     if rounds.is_in_transaction(driver):
-        _forget(record.info)
+        _doubt(record.info)
 
 
-def _forget(info: Mapping[str, Any]) -> None:
+def _doubt(info: Mapping[str, Any]) -> None:
     known = info.get(_PREPARED)
     if known is not None:
-        known.forget()
+        known.doubt()
 
 
 _PREPARED: Final = "reconciler_prepared"
@@ -119,7 +119,7 @@ def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
     except psycopg.Error as error:
         if error.sqlstate == _NO_SUCH_STATEMENT:
             # Other hands took them away. The transaction is over; the next one prepares anew.
-            _forget(conn.info)
+            _doubt(conn.info)
         is_lost = bool(driver.closed) or rounds.is_under_way(driver)
         if is_lost:
             conn.invalidate(error)

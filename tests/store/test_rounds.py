@@ -206,6 +206,21 @@ def test_prepared_statements_that_other_hands_take_away_cost_a_try_no_error(engi
     assert 13 == len(tries)
 
 
+def test_prepared_statements_of_the_drivers_cursors_are_left_alone(engine: Engine) -> None:
+    for _ in range(7):
+        with begin(engine) as conn:
+            send(conn, ONE)
+    with pytest.raises(ZeroDivisionError), begin(engine) as conn:
+        raise ZeroDivisionError
+    for _ in range(7):
+        with read(engine) as conn:
+            assert 3 == conn.exec_driver_sql("SELECT 3").scalar()
+    with begin(engine) as conn:
+        send(conn, ONE)
+    with read(engine) as conn:
+        assert 3 == conn.exec_driver_sql("SELECT 3").scalar()
+
+
 def test_few_are_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PREPARED_MAX", 4)
     for number in [1, 2, 3, 4, 5, 6, 7, 8, 1]:
