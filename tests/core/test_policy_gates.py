@@ -25,6 +25,7 @@ from reconciler.core.policy import (
     BackoffKind,
     admission,
     backoff,
+    backoff_of,
     counters_after,
     decide,
     event_of,
@@ -572,6 +573,12 @@ def test_each_cause_waits_by_its_own_numbers(facts: SubmissionFacts, wait_s: flo
     decision = decide(UNFINISHED, facts, NOW, LIMITS)
     assert decision.action is REQUEUE
     assert at(wait_s) == decision.not_before
+    # The same, told apart from the decision: what it is backed off from, for any jitter.
+    found = backoff_of(UNFINISHED, facts, NOW, LIMITS, TurnEvidence())
+    assert (found is None) == (wait_s == 0)
+    for jitter in (0.0, 0.5, 1.0):
+        expected = 0.0 if found is None else backoff(*found, LIMITS, jitter=jitter)
+        assert at(expected) == decide(UNFINISHED, facts, NOW, LIMITS, jitter=jitter).not_before
 
 
 def test_work_that_no_runner_can_do_is_shown_and_in_the_end_held() -> None:
