@@ -34,7 +34,7 @@ class PreparedNames:
         self.is_doubtful = False
 
     def doubt(self) -> None:
-        """Take note that other hands (the driver, at a rollback) may have taken statements away."""
+        """Take note that not all may be there: the driver takes them away at a rollback, or preparing one failed."""
         self.is_doubtful = bool(self._names or self._evicted)
 
     def keep(self, names: Collection[bytes]) -> None:
@@ -59,16 +59,11 @@ class PreparedNames:
                 self._uses.popitem(last=False)
             return None, False
         self._made += 1
-        # Never a name twice: the statement of a name that was forgotten may be there still.
+        # Never a name twice: whatever was done with it, it may be there still.
         name = self._names[key] = b"reconciler_%d" % self._made
         if len(self._names) > PREPARED_MAX:
             self._evicted.append(self._names.popitem(last=False)[1])
         return name, True
-
-    def drop(self, keys: Sequence[_Key]) -> None:
-        """Forget *keys*: whether they were prepared is not known."""
-        for key in keys:
-            self._names.pop(key, None)
 
     def evicted(self) -> list[bytes]:
         """Return the names that are not needed any more, once."""
@@ -107,17 +102,14 @@ def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statemen
         # By itself: a transaction's kind can't be chosen any more behind a statement.
         connection.pipeline_sync()
         wanted += [False, False]
-    fresh: list[_Key] = []
     for text, given, types, formats in dumped:
-        key = (text, types)
-        name, is_new = prepared.name_of(key, threshold)
+        name, is_new = prepared.name_of((text, types), threshold)
         if name is None:
             connection.send_query_params(text, given, param_types=types or None, param_formats=formats)
         else:
             if is_new:
                 connection.send_prepare(name, text, param_types=types or None)
                 wanted.append(False)
-                fresh.append(key)
             connection.send_query_prepared(name, given, param_formats=formats)
         wanted.append(True)
     connection.pipeline_sync()
@@ -125,17 +117,15 @@ def exchange(driver: Any, prepared: PreparedNames, statements: Sequence[Statemen
     try:
         results = _results(connection, len(wanted))
     except BaseException:
-        prepared.drop(fresh)
+        prepared.doubt()
         raise
     connection.exit_pipeline_mode()
     return [_rows(transformer, result) for result, is_wanted in zip(results, wanted, strict=True) if is_wanted]
 
 
 def _names_there(driver: Any) -> set[bytes]:
-    nothing = PreparedNames()
-    rows = exchange(driver, nothing, [(b"SELECT name FROM pg_prepared_statements WHERE name LIKE 'reconciler%'", ())])[
-        0
-    ]
+    asked = b"SELECT name FROM pg_prepared_statements WHERE name LIKE 'reconciler%'"
+    (rows,) = exchange(driver, PreparedNames(), [(asked, ())])
     return {str(name).encode() for (name,) in rows}
 
 
@@ -166,6 +156,7 @@ def begin_text(driver: Any) -> bytes:
 def _results(connection: Any, number: int) -> list[Any]:
     """Wait for *number* results and return them, those of the syncs too; an error's is raised when all are there."""
     from psycopg import Error, OperationalError
+    from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
 
     _flush(connection)
@@ -197,7 +188,7 @@ def _results(connection: Any, number: int) -> list[Any]:
         with suppress(Exception):
             # Where the server has closed the connection there is no mode to leave.
             connection.exit_pipeline_mode()
-        raise _error(failed)
+        raise error_from_result(failed)
     if len(results) < number:
         raise OperationalError("the connection was closed before every statement had its answer")
     return results
@@ -224,15 +215,3 @@ def _rows(transformer: Any, result: Any) -> list[tuple[Any, ...]]:
     transformer.set_pgresult(result)
     rows: list[tuple[Any, ...]] = transformer.load_rows(0, result.ntuples, tuple)
     return rows
-
-
-def _error(result: Any) -> Exception:
-    from psycopg import DatabaseError, errors
-    from psycopg.pq import DiagnosticField
-
-    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode("ascii", "replace")
-    try:
-        kind = errors.lookup(state)
-    except KeyError:
-        kind = DatabaseError
-    return kind(result.get_error_message("utf-8"), info=result)

@@ -19,6 +19,8 @@ from sqlalchemy.engine import Connection
 from reconciler.store import rounds
 
 Query = tuple[str, Mapping[str, Any]]
+# Those of each query, as plain tuples.
+Rows = list[list[tuple[Any, ...]]]
 
 
 def is_listened_to(conn: Connection) -> bool:
@@ -27,7 +29,7 @@ def is_listened_to(conn: Connection) -> bool:
     return bool(listeners.before_cursor_execute or listeners.after_cursor_execute)
 
 
-def send(conn: Connection, *queries: Query, last: bool = False) -> list[Sequence[Any]]:
+def send(conn: Connection, *queries: Query, last: bool = False) -> Rows:
     """Send *queries* (text with ``%(name)s``, parameters) and return the rows of each, as plain tuples.
 
     What went ahead with the transaction's beginning is not sent again, if it is asked for in its order. *last*: nothing
@@ -48,7 +50,7 @@ def send(conn: Connection, *queries: Query, last: bool = False) -> list[Sequence
     return _sent(conn, (*queries, _COMMIT) if last else queries)[: len(queries)]
 
 
-def send_ahead(conn: Connection, *queries: Query, ahead: Sequence[Query]) -> list[Sequence[Any]]:
+def send_ahead(conn: Connection, *queries: Query, ahead: Sequence[Query]) -> Rows:
     """Send *queries* and then *ahead* in one round trip; return the rows of the first, and keep those of the second.
 
     `send` gives them out to who asks the same, in this order, before anything else. For the transaction's beginning
@@ -71,7 +73,7 @@ def forget_ahead(conn: Connection) -> None:
 
 class _Ahead(NamedTuple):
     queries: tuple[Query, ...]
-    rows: list[Sequence[Any]]
+    rows: Rows
 
 
 _AHEAD: Final = "reconciler_ahead"
@@ -97,10 +99,9 @@ def _doubt(info: Mapping[str, Any]) -> None:
 
 
 _PREPARED: Final = "reconciler_prepared"
-_NO_SUCH_STATEMENT: Final = "26000"
 
 
-def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
+def _sent(conn: Connection, queries: Sequence[Query]) -> Rows:
     import psycopg
 
     driver: Any = conn.connection.driver_connection
@@ -114,12 +115,9 @@ def _sent(conn: Connection, queries: Sequence[Query]) -> list[Sequence[Any]]:
             known = conn.info[_PREPARED] = rounds.PreparedNames()
         if not driver.autocommit and not rounds.is_in_transaction(driver):
             # The driver's cursors begin it by themselves, too.
-            return list(rounds.exchange(driver, known, [(rounds.begin_text(driver), ()), *statements])[1:])
-        return list(rounds.exchange(driver, known, statements))
+            return rounds.exchange(driver, known, [(rounds.begin_text(driver), ()), *statements])[1:]
+        return rounds.exchange(driver, known, statements)
     except psycopg.Error as error:
-        if error.sqlstate == _NO_SUCH_STATEMENT:
-            # Other hands took them away. The transaction is over; the next one prepares anew.
-            _doubt(conn.info)
         is_lost = bool(driver.closed) or rounds.is_under_way(driver)
         if is_lost:
             conn.invalidate(error)
@@ -163,5 +161,5 @@ def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
 _PLACE: Final = re.compile(r"%%|%\((\w+)\)s")
 
 
-def _rows(result: Any) -> Sequence[Any]:
+def _rows(result: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in result] if result.returns_rows else []
